@@ -32,7 +32,7 @@ class WorkerLoad(Message, frozen=True, kw_only=True, tag="load"):
     num_free_pages: int = 0
     num_pages: int = 0
     tokens_per_s: float = 0.0
-    active_by_gateway: dict[str, int] = msgspec.field(default_factory=dict)
+    active_by_gateway: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     rss_bytes: int = 0
 
 

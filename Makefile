@@ -58,7 +58,7 @@ compose: setup-dev
 	$(BIN)/docker-compose -f docker-compose.yml -f deploy/compose.gpu.yml config -q
 
 dockerfiles: setup-dev
-	$(BIN)/hadolint $(wildcard services/*/Dockerfile)
+	$(BIN)/hadolint $(wildcard services/*/Dockerfile) deploy/Dockerfile.tools
 
 layout: setup-dev
 	$(BIN)/python -m pytest -q tests/repo

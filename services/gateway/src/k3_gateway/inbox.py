@@ -57,6 +57,8 @@ class TokenStream:
             return
         if delta.position > self.next_position:
             self._held[delta.position] = delta
+            loop = asyncio.get_running_loop()
+            loop.call_later(MAX_GAP_S, self._end_gap, self.next_position)
             if len(self._held) > MAX_HELD_DELTAS:
                 self.fail(WorkerLost(LOST_TEXT))
             return
@@ -77,6 +79,10 @@ class TokenStream:
         self.next_position += len(delta.token_ids)
         self._is_ended = delta.finish_reason is not None
         self._queue.put_nowait(delta)
+
+    def _end_gap(self, position: int) -> None:
+        if self._held and self.next_position == position:
+            self.fail(WorkerLost(LOST_TEXT))
 
     def _end(self, last: TokenDelta) -> None:
         while not self._queue.empty() and self._queue.qsize() >= MAX_QUEUED_DELTAS:
@@ -106,19 +112,13 @@ class TokenStream:
             DeadlineExceeded: the deadline passed.
             K3Error: what the worker reported, or `WorkerLost` for a lost frame.
         """
-        loop = asyncio.get_running_loop()
         while True:
-            gap_end_s = loop.time() + MAX_GAP_S if self._held else deadline_s
             try:
-                async with asyncio.timeout_at(min(deadline_s, gap_end_s)):
+                async with asyncio.timeout_at(deadline_s):
                     delta = await self._queue.get()
             except TimeoutError as error:
-                if loop.time() >= deadline_s:
-                    text = "The answer took longer than the request allows"
-                    raise DeadlineExceeded(text) from error
-                if self._held:
-                    self.fail(WorkerLost(LOST_TEXT))
-                continue
+                text = "The answer took longer than the request allows"
+                raise DeadlineExceeded(text) from error
             if delta.error is not None:
                 raise from_info(delta.error)
             yield delta

@@ -188,11 +188,18 @@ def _parse_moe(text: "_Reader", top: "_Reader") -> MoeConfig:
             f"{text.name('num_experts')}: {chosen} of {num_experts} experts cannot be chosen "
             f"from {groups_per_token} of {num_groups} groups"
         )
+    group = _parse_mxfp4_group(text, top)
+    width, middle = latent or text.integer("hidden_size"), text.integer("moe_intermediate_size")
+    if group is not None and (width % group or middle % group):
+        raise ConfigError(
+            f"{text.name('moe_intermediate_size')} {middle} or the experts' width {width} is no "
+            f"multiple of the quantisation group {group}"
+        )
     return MoeConfig(
         num_experts=num_experts,
         experts_per_token=chosen,
         num_shared_experts=text.integer("num_shared_experts", "n_shared_experts", default=0),
-        intermediate_size=text.integer("moe_intermediate_size"),
+        intermediate_size=middle,
         latent_size=latent,
         has_latent_norm=latent is not None and text.flag("latent_moe_use_norm", default=False),
         router_score=score,
@@ -201,7 +208,7 @@ def _parse_moe(text: "_Reader", top: "_Reader") -> MoeConfig:
         # A single chosen expert keeps its score: the vendor's gate renormalises from two on.
         renormalize=chosen > 1 and text.flag("moe_renormalize", "norm_topk_prob", default=True),
         scaling_factor=text.number("routed_scaling_factor", default=1.0),
-        mxfp4_group=_parse_mxfp4_group(text, top),
+        mxfp4_group=group,
     )
 
 

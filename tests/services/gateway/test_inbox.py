@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from k3_gateway import inbox
 from k3_gateway.inbox import TokenInbox, TokenStream
 from k3wire.errors import DeadlineExceeded, SlowDown, WorkerLost

@@ -137,7 +137,8 @@ def _parse_call(value: object, path: str) -> ToolCall:
     function = fields.as_object(call.get("function"), path + ".function")
     arguments = function.get("arguments")
     if isinstance(arguments, dict):
-        given: str | JsonObject = msgspec.convert(arguments, JsonObject)
+        # Decoded JSON has no other shape than this.
+        given: str | JsonObject = cast("JsonObject", arguments)
     else:
         given = "" if arguments is None else fields.as_string(arguments, path + ".arguments")
     name = fields.read_string(function, "name", path=path + ".function.")

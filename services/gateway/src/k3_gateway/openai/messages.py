@@ -4,6 +4,8 @@ Nothing is dropped in silence: an unknown role or part is refused with its path.
 field that clients send back is understood; images are allowed wherever the format renders them.
 """
 
+from typing import cast
+
 import msgspec
 
 from k3_gateway.openai import fields

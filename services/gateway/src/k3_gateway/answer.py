@@ -1,0 +1,107 @@
+"""From token deltas to what a client may see, and to the reason why the answer ended.
+
+Enters: `TokenDelta`s of one request, in order. Leaves: parser events with stop strings applied to
+visible text. Always true: matched stop text never leaves, nothing follows the end, and the pieces
+joined do not depend on how tokens were cut into deltas. Streamed and whole answers both go through
+here, so they cannot differ.
+"""
+
+from collections.abc import Sequence
+
+from k3text.parsers.events import ContentDelta, Event, ReasoningDelta
+from k3text.parsers.output_parser import OutputParser
+from k3text.stop import StopMatcher
+
+from k3wire.messages.base import StageReport
+from k3wire.messages.stream import TokenDelta
+
+
+class Answer:
+    """One answer in the making.
+
+    Attributes:
+        num_output_tokens: delivered so far, end token included.
+        num_reasoning_tokens: of them, those before any content or call.
+        num_cached_tokens: the first value a worker reported; later ones do not change it.
+        reports: of all stages so far.
+    """
+
+    def __init__(self, parser: OutputParser, stops: Sequence[str]) -> None:
+        """Starts where the prompt ends.
+
+        Args:
+            parser: with the start channel of the prompt.
+            stops: stop strings, for visible answer text only.
+        """
+        self._parser = parser
+        self._matcher = StopMatcher(stops)
+        self._finish: str | None = None
+        self._is_past_reasoning = False
+        self.num_output_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.num_cached_tokens: int | None = None
+        self.reports: list[StageReport] = []
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will come; true early when a stop string matched."""
+        return self._finish is not None
+
+    @property
+    def has_stopped_early(self) -> bool:
+        """Whether a stop string ended the answer while workers still generate."""
+        return self._matcher.matched is not None
+
+    @property
+    def finish(self) -> str:
+        """OpenAI's finish reason; `stop`, `length` or `tool_calls`."""
+        assert self._finish is not None
+        is_normal = self._finish == "stop" and not self.has_stopped_early
+        return "tool_calls" if is_normal and self._parser.num_tool_calls else self._finish
+
+    def feed(self, delta: TokenDelta) -> list[Event]:
+        """Takes a delta; gives what the client may see of it."""
+        if self.is_ended:
+            return []
+        self.reports.extend(delta.reports)
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = delta.num_cached_tokens
+        self.num_output_tokens += len(delta.token_ids)
+        events = self._show(self._parser.feed(delta.token_ids))
+        if not self._is_past_reasoning:
+            self.num_reasoning_tokens = self.num_output_tokens
+        if delta.finish_reason is not None and not self.is_ended:
+            events += self._end(delta.finish_reason)
+        return events
+
+    def _show(self, raw: list[Event]) -> list[Event]:
+        events: list[Event] = []
+        for event in raw:
+            match event:
+                case ReasoningDelta():
+                    events.append(event)
+                case ContentDelta(text=text, positions=positions):
+                    self._is_past_reasoning = True
+                    step = self._matcher.feed(text)
+                    if step.text:
+                        events.append(ContentDelta(text=step.text, positions=positions))
+                    if step.matched is not None:
+                        self._finish = "stop"
+                        return events
+                case _:
+                    self._is_past_reasoning = True
+                    events += self._flush_held()
+                    events.append(event)
+        return events
+
+    def _flush_held(self) -> list[Event]:
+        # Content never comes back after a call, so held text can no longer become a stop string.
+        held = self._matcher.finish() if self._is_past_reasoning else ""
+        return [ContentDelta(text=held)] if held else []
+
+    def _end(self, reason: str) -> list[Event]:
+        events = self._show(self._parser.finish(is_cut=reason != "stop"))
+        if not self.is_ended:
+            events += self._flush_held()
+            self._finish = reason
+        return events

@@ -1,0 +1,329 @@
+"""One engine: requests in, steps through a scheduler and a runner, events out.
+
+What enters are requests and words about them (images that arrived, aborts, releases); what
+leaves are the events of each step. A step is: plan, run, commit, tell. Steps do not overlap, so
+between two of them nothing is in flight and an abort frees at once.
+
+What always holds: every request that was added or adopted ends in exactly one last event (a
+finish, or `failed`), unless it was aborted or, on a prefill worker, released; after that event
+the engine knows nothing of it. Tokens of a request do not depend on its neighbours: rows are
+sampled each for itself, and the model's batch invariance is stated in `k3core.model.text`.
+
+The class runs on the engine's thread only; see `k3core.engine.thread`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from k3core.engine.finish import finish_reason
+from k3core.engine.runner import ModelRunner
+from k3core.engine.thread import StepOutcome
+from k3core.engine.words import (
+    Adoption,
+    EngineEvent,
+    EngineLoad,
+    EngineRequest,
+    EventKind,
+    RowError,
+)
+from k3core.scheduler.plan import HandOff, Reservation, RowPlan, RowResult, StepPlan
+from k3core.scheduler.scheduler import Scheduler
+from k3wire.errors import ContextLengthExceeded, K3Error
+from k3wire.messages.sampling import FinishReason
+
+_RATE_WEIGHT = 0.2
+"""Share of the newest step in the measured rate; about five steps decide."""
+
+_TOO_LONG = "The prompt does not fit into this server's cache. Send a shorter prompt."
+
+
+@dataclass(slots=True)
+class _Live:
+    """One request while the engine knows it.
+
+    Attributes:
+        request: as added.
+        position: output position of the next token.
+        num_computed: prompt tokens in place.
+        num_told_units: units of the prompt that `progress` events have named.
+        is_admitted: its prefix was looked up.
+        is_held: prefilled, pages held for a hand-off.
+        state_pages: where a reserved request's state arrives; empty otherwise.
+        unsent: tokens waiting to reach the stream together.
+    """
+
+    request: EngineRequest
+    position: int
+    num_computed: int = 0
+    num_told_units: int = 0
+    is_admitted: bool = False
+    is_held: bool = False
+    state_pages: tuple[int, ...] = ()
+    unsent: list[int] = field(default_factory=list[int])
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.request.tokens)
+
+
+class EngineCore:
+    """The engine of one worker, of any role; the scheduler's configuration says which."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes over both; neither may be used by anyone else afterwards."""
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._live: dict[str, _Live] = {}
+        self._waiting: list[str] = []
+        self._events: list[EngineEvent] = []
+        self._tokens_per_s = 0.0
+        self.load = EngineLoad()
+
+    def open(self) -> None:
+        """Opens the runner."""
+        self._runner.open()
+        self._publish_load()
+
+    def close(self) -> None:
+        """Closes the runner."""
+        self._runner.close()
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Whether no request is known."""
+        return not self._live
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request.
+
+        Raises:
+            ContextLengthExceeded: it could never fit.
+            K3Error: the runner refuses it.
+        """
+        assert request.key not in self._live, "a key is used once at a time"
+        self._runner.begin(request, None)
+        refusal = self._scheduler.add(request.request)
+        if refusal is not None:
+            self._runner.forget(request.key)
+            raise ContextLengthExceeded(_TOO_LONG)
+        self._live[request.key] = _Live(request, position=request.num_emitted_tokens)
+        self._waiting.append(request.key)
+
+    def reserve(self, request: EngineRequest) -> Reservation | None:
+        """Makes room for a prompt that is computed elsewhere; None if it does not fit now."""
+        assert request.key not in self._live, "a key is used once at a time"
+        reservation = self._scheduler.reserve(request.request)
+        if reservation is not None:
+            live = _Live(request, position=request.num_emitted_tokens, is_admitted=True)
+            live.num_computed = live.num_prompt_tokens
+            live.state_pages = reservation.state_pages
+            self._live[request.key] = live
+            self._publish_load()
+        return reservation
+
+    def adopt(self, key: str, first_token: int) -> bool:
+        """Lets a reserved request run, its pages filled; False if it is not known any more.
+
+        Raises:
+            K3Error: the runner finds the state unusable; the reservation is still there.
+        """
+        live = self._live.get(key)
+        if live is None:
+            return False
+        self._runner.begin(live.request, Adoption(first_token, live.state_pages))
+        live.position += 1
+        self._scheduler.adopt(key, first_token)
+        return True
+
+    def provide_image(self, key: str, index: int, data: memoryview) -> bool:
+        """Takes one image's embeddings; False if the request is not known any more."""
+        if key not in self._live:
+            return False
+        self._runner.provide_image(key, index, data)
+        self._scheduler.set_embedding_ready(key, index)
+        return True
+
+    def abort(self, key: str) -> bool:
+        """Forgets a request in any state and frees what it held; False if it is not known."""
+        is_known = self._live.pop(key, None) is not None
+        if is_known:
+            self._scheduler.close_transfer(key)
+            self._scheduler.abort(key)
+            self._runner.forget(key)
+            self._publish_load()
+        return is_known
+
+    def release(self, key: str) -> bool:
+        """Ends a prefilled request: its state stays in the prefix cache, its pins are gone."""
+        live = self._live.pop(key, None)
+        if live is None:
+            return False
+        assert live.is_held, "only a prefilled request is released"
+        self._scheduler.close_transfer(key)
+        self._scheduler.release(key)
+        self._runner.forget(key)
+        self._publish_load()
+        return True
+
+    def step(self) -> StepOutcome[EngineEvent]:
+        """Plans, runs and commits one step, if there is anything to run."""
+        now_s = self._clock()
+        held = self._runner.held(now_s)
+        plan = self._scheduler.schedule(held.keys())
+        self._announce_admissions()
+        if plan.rows:
+            self._run(plan, now_s)
+        self._publish_load()
+        events, self._events = tuple(self._events), []
+        wake_at_s = 0.0 if plan.rows else min(held.values(), default=None)
+        return StepOutcome(events, wake_at_s)
+
+    def _run(self, plan: StepPlan, now_s: float) -> None:
+        try:
+            results = self._runner.execute(plan)
+        except RowError as failure:
+            self._scheduler.fail(plan)
+            self._fail(failure.key, failure.error)
+            return
+        endings: list[FinishReason | None] = [self._ending(result) for result in results]
+        judged = [
+            replace(result, is_last=ending is not None)
+            for result, ending in zip(results, endings, strict=True)
+        ]
+        events = self._scheduler.commit(plan, judged)
+        self._measure(plan, self._clock() - now_s)
+        for row, result, ending in zip(plan.rows, judged, endings, strict=True):
+            self._tell(row, result, ending)
+        for event in events:
+            if event.kind == "refused":
+                self._fail(event.request_id, ContextLengthExceeded(_TOO_LONG))
+
+    def _ending(self, result: RowResult) -> FinishReason | None:
+        """Why the answer ends with this result's tokens, if it does."""
+        live = self._live.get(result.request_id)
+        if live is None or not result.sampled:
+            return None
+        if result.is_last:
+            return "stop"
+        next_position = live.position + len(result.sampled)
+        return finish_reason(live.request.sampling, next_position, result.sampled)
+
+    def _tell(self, row: RowPlan, result: RowResult, ending: FinishReason | None) -> None:
+        """Turns one row's result into events."""
+        live = self._live.get(row.request_id)
+        if live is None:
+            return
+        if not row.is_decode:
+            self._tell_progress(live, row)
+        if not result.sampled:
+            return
+        key = row.request_id
+        live.unsent.extend(result.sampled)
+        live.position += len(result.sampled)
+        if self._scheduler.config.role == "prefill":
+            live.is_held = True
+            hand_off = self._scheduler.hand_off(key, job=key)
+            self._send_tokens(live, "prefilled", ending, hand_off)
+        elif ending is not None:
+            self._send_tokens(live, "tokens", ending)
+            self._drop(key)
+        elif len(live.unsent) >= self._runner.frame_tokens(key):
+            self._send_tokens(live, "tokens", None)
+
+    def _tell_progress(self, live: _Live, row: RowPlan) -> None:
+        """Names the units that this chunk completed, unless the hand-off is about to."""
+        live.num_computed = row.start + row.length
+        if row.wants_logits or self._scheduler.config.role != "prefill":
+            return
+        unit_tokens = self._scheduler.cache.config.unit_tokens
+        num_whole = live.num_computed // unit_tokens
+        first, live.num_told_units = live.num_told_units, num_whole
+        if num_whole > first:
+            self._events.append(
+                EngineEvent(
+                    kind="progress",
+                    key=row.request_id,
+                    position=first * unit_tokens,
+                    units=tuple(row.units[first:num_whole]),
+                )
+            )
+
+    def _send_tokens(
+        self,
+        live: _Live,
+        kind: EventKind,
+        ending: FinishReason | None,
+        hand_off: HandOff | None = None,
+    ) -> None:
+        self._events.append(
+            EngineEvent(
+                kind=kind,
+                key=live.request.key,
+                position=live.position - len(live.unsent),
+                token_ids=tuple(live.unsent),
+                finish_reason=ending,
+                hand_off=hand_off,
+            )
+        )
+        live.unsent.clear()
+
+    def _announce_admissions(self) -> None:
+        """Tells what the prefix cache gave each request that was just admitted."""
+        still_waiting: list[str] = []
+        for key in self._waiting:
+            live = self._live.get(key)
+            if live is None:
+                continue
+            usage = self._scheduler.usage(key)
+            if usage is None:
+                still_waiting.append(key)
+                continue
+            live.is_admitted = True
+            live.num_computed = usage.cached_local + usage.cached_remote
+            needed = tuple(
+                index
+                for index, image in enumerate(live.request.request.images)
+                if image.offset + image.count > live.num_computed
+            )
+            self._events.append(EngineEvent(kind="admitted", key=key, usage=usage, images=needed))
+        self._waiting = still_waiting
+
+    def _fail(self, key: str, error: K3Error) -> None:
+        if self.abort(key):
+            self._events.append(EngineEvent(kind="failed", key=key, error=error))
+
+    def _drop(self, key: str) -> None:
+        """Forgets a request that the scheduler has already ended."""
+        del self._live[key]
+        self._runner.forget(key)
+
+    def _measure(self, plan: StepPlan, seconds: float) -> None:
+        """Follows the rate of the role's own work: prompt tokens, or output tokens."""
+        is_decode = self._scheduler.config.role == "decode"
+        num_tokens = sum(row.length for row in plan.rows if row.is_decode == is_decode)
+        if not num_tokens or seconds <= 0.0:
+            return
+        rate = num_tokens / seconds
+        known = self._tokens_per_s
+        self._tokens_per_s = known + _RATE_WEIGHT * (rate - known) if known else rate
+
+    def _publish_load(self) -> None:
+        """Replaces the figures that the loop reads; one assignment, so it needs no lock."""
+        live = self._live.values()
+        num_waiting = sum(not each.is_admitted for each in live)
+        pool = self._scheduler.cache
+        self.load = EngineLoad(
+            num_running=len(self._live) - num_waiting,
+            num_waiting=num_waiting,
+            num_queued_tokens=sum(each.num_prompt_tokens - each.num_computed for each in live),
+            num_free_pages=pool.num_free_pages,
+            num_pages=pool.config.num_pages,
+            tokens_per_s=self._tokens_per_s,
+        )

@@ -28,20 +28,22 @@ class PageLayoutInfo(Message, frozen=True, kw_only=True, tag="page-layout"):
 class PageGrant(Message, frozen=True, kw_only=True, tag="page-grant"):
     """Pages that a decode worker reserved for one request, as destinations.
 
-    Page i lies at base_address + page id · page_bytes of the session.
+    Page i lies at base_address + page id · page_bytes of the session. Rows are granted by unit,
+    since a prefix may end inside a page; unit u is place u % page_units of page u // page_units,
+    and units that neighbour each other on both sides travel as one span.
 
     Attributes:
         session: transfer-engine session.
         base_address: first byte of the arena.
-        latent_pages: int32 little-endian page ids, for the MLA rows from
+        latent_units: int32 little-endian unit ids, for the MLA rows from
             `num_resident_tokens` on, in order.
         state_pages: int32 little-endian page ids, one for each KDA group.
         num_resident_tokens: leading tokens whose MLA rows the decode worker already has, whole
-            pages; they are not sent.
+            units; they are not sent and must not be written.
     """
 
     session: str
     base_address: int
-    latent_pages: bytes
+    latent_units: bytes
     state_pages: bytes
     num_resident_tokens: int = 0

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from k3text.parsers.events import ContentDelta, Event, ReasoningDelta
 from k3text.parsers.output_parser import OutputParser
 from k3text.stop import StopMatcher
-
 from k3wire.messages.base import StageReport
 from k3wire.messages.stream import TokenDelta
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from k3core.config import ModelConfig
@@ -76,10 +77,8 @@ def verify(directory: Path, golden: Path, options: VerifyOptions) -> tuple[Compa
         ConfigError, CheckpointError: the checkpoint cannot be loaded.
         GoldenError: the golden file lacks inputs or does not fit the model.
     """
-    recorded = load_file(golden)
+    recorded = _read_golden(golden)
     config = load_config(directory)
-    if "input_ids" not in recorded or "logits" not in recorded:
-        raise GoldenError(f"{golden}: input_ids and logits are needed")
     images = _run_images(directory, config, recorded, options)
     kernels = select_kernels(options.device, options.kernels)
     load = LoadOptions(options.device, options.dtype, options.mla_form, options.progress)
@@ -89,6 +88,17 @@ def verify(directory: Path, golden: Path, options: VerifyOptions) -> tuple[Compa
     found |= {f"image{index}.embeds": embeds for index, embeds in enumerate(images)}
     names = ("logits", *taps, *(f"image{index}.embeds" for index in range(len(images))))
     return tuple(_compare(name, found[name], recorded[name]) for name in names if name in recorded)
+
+
+def _read_golden(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        recorded = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise GoldenError(f"{path}: {error}") from error
+    for name in ("input_ids", "logits"):
+        if name not in recorded:
+            raise GoldenError(f"{path}: {name} is missing")
+    return recorded
 
 
 def _run_images(

@@ -1,0 +1,26 @@
+"""The operator's command line, `k3`: one module a command, imported only when it is asked for."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = ("verify", "inspect", "make-checkpoint")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="k3", description="Kimi K3 serving.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # Only the named command's module is loaded: some need torch, most do not.
+    named = [name for name in COMMANDS if name in arguments[:1]] or COMMANDS
+    for name in named:
+        module = importlib.import_module(f"k3ctl.commands.{name.replace('-', '_')}")
+        module.add_parser(subparsers)
+    args = parser.parse_args(arguments)
+    return int(args.run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

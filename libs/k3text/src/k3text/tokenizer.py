@@ -76,13 +76,14 @@ class Tokenizer:
             added_names: names of specials by id, as `special_names` takes.
 
         Raises:
-            VocabularyError: ranks with gaps, or a byte without a token.
+            VocabularyError: ranks with gaps, a byte without a token, or a special that K3 needs
+                is renamed.
         """
         _check_ranks(ranks)
         self.num_base_ranks = len(ranks)
         self.vocab_size = len(ranks) + NUM_SPECIAL_TOKENS
         names = special_names(len(ranks), added_names)
-        self.specials: SpecialIds = special_ids(names)
+        self.specials = _special_ids(names)
         self._special_names = names
         self._ids_by_name = {name: token_id for token_id, name in names.items()}
         self._encoding = tiktoken.Encoding(
@@ -216,6 +217,13 @@ def parse_added_names(data: bytes) -> dict[int, str]:
         return {int(token_id): str(entry["content"]) for token_id, entry in table.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise VocabularyError("tokenizer_config.json: added_tokens_decoder is malformed") from error
+
+
+def _special_ids(names: Mapping[int, str]) -> SpecialIds:
+    try:
+        return special_ids(names)
+    except KeyError as error:
+        raise VocabularyError(f"no special token is named {error.args[0]}") from error
 
 
 def _check_ranks(ranks: Mapping[bytes, int]) -> None:

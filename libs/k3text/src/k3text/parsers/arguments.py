@@ -162,6 +162,7 @@ class _ContainerCopy:
         pieces: list[str] = []
         begin = 0
         escaped_at = 0 if self._is_escaped else -1
+        self._is_escaped = False
         for match in _SPECIAL.finditer(text):
             at, char = match.start(), match.group()
             if at == escaped_at:

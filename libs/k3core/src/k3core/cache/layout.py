@@ -126,9 +126,9 @@ def plan_layout(
     Args:
         sizes: of one rank.
         unit_tokens: U.
-        num_groups: G, or 0 to choose: as many groups as give a page of at least one unit,
-            at most four, with the least padding.
-        page_units: units a page, or 0: as many as fit in a page of one state group.
+        num_groups: G, or 0 to choose: a group then has about as many KDA layers as there are
+            MLA layers, which makes a page a slab a layer whatever it holds.
+        page_units: units a page, or 0: the fewest whose rows take as much as a state group.
 
     Raises:
         CacheError: if a model has neither kind of layer.
@@ -136,13 +136,9 @@ def plan_layout(
     if not sizes.mla_layers and not sizes.kda_layers:
         raise CacheError("a model with neither MLA nor KDA layers has nothing to cache")
     unit = _round_up(unit_tokens * sizes.mla_layers * sizes.row_bytes)
-    if num_groups:
-        candidates = [num_groups]
-    else:
-        candidates = [g for g in (1, 2, 3, 4) if g <= max(1, sizes.kda_layers)]
-    layouts = [_layout(sizes, unit_tokens, unit, groups, page_units) for groups in candidates]
-    # Waste is what a page of rows and a whole state leave unused, as shares of what they take.
-    return min(layouts, key=lambda layout: (_waste(layout), layout.num_groups))
+    if not num_groups:
+        num_groups = max(1, -(-sizes.kda_layers // max(1, sizes.mla_layers)))
+    return _layout(sizes, unit_tokens, unit, num_groups, page_units)
 
 
 def spans(
@@ -208,21 +204,13 @@ def _layout(
     layer = _round_up(sizes.recurrent_bytes) + _round_up(sizes.conv_bytes)
     state_page = group_layers * layer if sizes.kda_layers else 0
     if not page_units:
-        page_units = max(1, round(state_page / unit)) if unit and state_page else 1
+        page_units = max(1, -(-state_page // unit)) if unit and state_page else 1
     page = max(state_page, page_units * unit)
     int8_groups = max(1, -(-int8_state_bytes(sizes) // page)) if sizes.kda_layers else 0
     used_groups = -(-sizes.kda_layers // group_layers) if sizes.kda_layers else 0
     return PageLayout(
         unit_tokens, page_units, used_groups, group_layers, page, unit, int8_groups, sizes
     )
-
-
-def _waste(layout: PageLayout) -> float:
-    rows = layout.page_units * layout.unit_bytes / layout.page_bytes
-    state = 1.0
-    if layout.num_groups:
-        state = raw_state_bytes(layout.sizes) / (layout.num_groups * layout.page_bytes)
-    return round((1 - rows if layout.unit_bytes else 0.0) + (1 - state), 4)
 
 
 def _round_up(size: int) -> int:

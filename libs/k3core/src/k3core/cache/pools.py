@@ -34,9 +34,7 @@ class PageArena:
         self.num_pages = num_pages
         self.row_dtype = row_dtype
         self.conv_dtype = conv_dtype
-        self.bytes = torch.zeros(
-            num_pages, layout.page_bytes, dtype=torch.uint8, device=device
-        )
+        self.bytes = torch.zeros(num_pages, layout.page_bytes, dtype=torch.uint8, device=device)
         self.views = self._views()
 
     def copy_pages(self, src: Sequence[int], dst: Sequence[int]) -> None:

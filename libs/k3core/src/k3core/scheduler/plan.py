@@ -69,8 +69,8 @@ class RowPlan:
 
     Attributes:
         start: tokens before the chunk; the row starts from zero state if and only if it is 0.
-        token_ids: the chunk, packed int32. For a decode row of the step after one that is
-            still running it is not known yet and the row is not planned.
+        token_ids: the chunk's known tokens, packed int32.
+        num_drafts: tokens after them that the engine's drafter proposes; 0 without a drafter.
         is_decode: the chunk is the last sampled token and the drafts after it.
         wants_logits: the last token of the chunk is followed by sampling; with drafts, every
             token of the chunk.
@@ -89,11 +89,12 @@ class RowPlan:
     state_pages: tuple[int, ...]
     exports: tuple[PlannedExport, ...] = ()
     images: tuple[ImageNeed, ...] = ()
+    num_drafts: int = 0
 
     @property
     def length(self) -> int:
-        """Tokens of the chunk."""
-        return len(self.token_ids)
+        """Tokens of the chunk, drafts included."""
+        return len(self.token_ids) + self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)

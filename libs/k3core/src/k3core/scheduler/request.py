@@ -32,6 +32,8 @@ class Request:
         adapter: name of the adapter whose weights are applied; "" for none.
         markers: positions of message boundaries, for marker promotion.
         draft_tokens: drafts verified with each decode step; 0 without a drafter.
+        unit_digests: of the prompt's full units, if they were hashed before by the same rule
+            with the same namespace, salt and adapter; () to hash here.
     """
 
     request_id: str
@@ -42,3 +44,4 @@ class Request:
     adapter: str = ""
     markers: tuple[int, ...] = ()
     draft_tokens: int = 0
+    unit_digests: tuple[bytes, ...] = ()

@@ -1,0 +1,237 @@
+"""Builds the rows of one step: chunks, their exports, the pictures they read.
+
+Reservations are made in page handles while the step is put together; places are looked up
+last, because making room may still have moved pages.
+"""
+
+from array import array
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from k3core.cache.coordinator import Admission, PrefixCache
+from k3core.cache.positions import StateClass, decode_targets, next_chunk
+from k3core.scheduler.embeddings import EmbeddingCache
+from k3core.scheduler.entry import Entry
+from k3core.scheduler.plan import ImageNeed, PageCopy, PlannedExport, RowPlan, StepPlan
+
+
+@dataclass(slots=True)
+class DraftRow:
+    """A row being planned; pages are handles."""
+
+    entry: Entry
+    start: int
+    end: int
+    num_drafts: int
+    is_decode: bool
+    wants_logits: bool
+
+
+@dataclass(slots=True)
+class DraftStep:
+    """A step being planned."""
+
+    rows: list[DraftRow] = field(default_factory=list[DraftRow])
+    admissions: list[Admission] = field(default_factory=list[Admission])
+    encode_images: list[bytes] = field(default_factory=list[bytes])
+
+
+class StepPlanner:
+    """Turns an entry and a budget into a row, reserving what the row takes."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        embeddings: EmbeddingCache | None,
+        waits_for_embeddings: bool,
+        holds_after_prompt: bool,
+    ) -> None:
+        self._cache = cache
+        self._embeddings = embeddings
+        self._waits = waits_for_embeddings
+        self._holds_after_prompt = holds_after_prompt
+
+    def add_decode(self, step: DraftStep, entry: Entry, num_drafts: int) -> None:
+        """Plan one decode row; its table has grown already."""
+        sequence = entry.sequence
+        start = sequence.num_computed
+        end = start + 1 + num_drafts
+        for position in decode_targets(self._cache.config, start, end):
+            self._export(entry, start, position, StateClass.GRID)
+        step.rows.append(DraftRow(entry, start, end, num_drafts, True, True))
+
+    def add_chunk(self, step: DraftStep, entry: Entry, budget: int) -> int:
+        """Plan the next chunk of a prompt.
+
+        Returns:
+            Tokens planned; 0 if a picture it needs is not to be had yet.
+        """
+        cache, sequence = self._cache, entry.sequence
+        start, n = sequence.num_computed, sequence.target_length
+        chunk = next_chunk(cache.config, start, budget, n, sequence.targets)
+        limit = self._image_limit(entry, start, chunk.end)
+        if limit < chunk.end:
+            limit -= limit % cache.config.unit_tokens
+            if limit <= start:
+                return 0
+            chunk = next_chunk(cache.config, start, limit - start, n, sequence.targets)
+        self._acquire_images(step, entry, start, chunk.end)
+        is_last = chunk.end == n
+        wants = is_last and entry.num_generated < entry.request.max_new_tokens
+        for position in chunk.exports:
+            if position == n and self._will_donate(entry):
+                continue
+            reason = sequence.targets.get(position, StateClass.ENDPOINT)
+            self._export(entry, start, position, reason)
+        step.rows.append(DraftRow(entry, start, chunk.end, 0, False, wants))
+        return chunk.end - start
+
+    def build(self, number: int, step: DraftStep) -> StepPlan:
+        """The finished plan, in places instead of handles."""
+        cache = self._cache
+        codec = cache.config.codec
+        moves = tuple(PageCopy((m.src,), (m.dst,)) for m in cache.pool.drain_moves())
+        restores = tuple(
+            PageCopy(self._places(a.source), self._places(a.sequence.live), codec)
+            for a in step.admissions
+            if a.source
+        )
+        encodes = tuple(
+            PageCopy(self._places(export.pages), self._places(packed), "int8")
+            for row in step.rows
+            for export, packed in row.entry.exports
+            if packed
+        )
+        dropped = self._embeddings.drain_dropped() if self._embeddings else ()
+        return StepPlan(
+            step=number,
+            rows=tuple(self._row(row) for row in step.rows),
+            restores=restores,
+            encodes=encodes,
+            moves=moves,
+            encode_images=tuple(step.encode_images),
+            dropped_images=dropped,
+        )
+
+    def units(self, units: Items[int]) -> "array[int]":
+        """Unit ids as the tensors know them: in the page's place, not its handle."""
+        size, place = self._cache.config.page_units, self._cache.pool.place
+        table = array("i")
+        page, base = -1, 0
+        for unit in units:
+            if unit // size != page:
+                page = unit // size
+                base = (place(page) - page) * size
+            table.append(unit + base)
+        return table
+
+    def _row(self, row: DraftRow) -> RowPlan:
+        entry, sequence = row.entry, row.entry.sequence
+        covered = -(-row.end // self._cache.config.unit_tokens)
+        known = row.end - row.num_drafts
+        return RowPlan(
+            request_id=entry.request.request_id,
+            start=row.start,
+            token_ids=sequence.tokens[row.start : known],
+            is_decode=row.is_decode,
+            wants_logits=row.wants_logits,
+            units=self.units(sequence.units[:covered]),
+            state_pages=self._places(sequence.live),
+            exports=tuple(
+                PlannedExport(e.position, e.offset, self._places(e.pages)) for e, _ in entry.exports
+            ),
+            images=self._needs(entry, row.start, known),
+            num_drafts=row.num_drafts,
+        )
+
+    def _export(self, entry: Entry, start: int, position: int, reason: StateClass) -> None:
+        cache = self._cache
+        pages = cache.reserve_export(entry.sequence, position, reason)
+        if not pages:
+            return
+        packed: tuple[int, ...] = ()
+        if cache.config.codec == "int8":
+            packed = cache.reserve_packed()
+            if not packed:
+                cache.cancel_export(pages)
+                return
+        entry.sequence.targets.setdefault(position, reason)
+        entry.exports.append((PlannedExport(position, position - start, pages), packed))
+
+    def _will_donate(self, entry: Entry) -> bool:
+        """Whether the row's final state becomes the checkpoint itself, without a copy."""
+        if self._cache.config.codec != "raw":
+            return False
+        is_end = entry.num_generated + 1 >= entry.request.max_new_tokens
+        return self._holds_after_prompt or is_end
+
+    def _image_limit(self, entry: Entry, start: int, end: int) -> int:
+        """How far a chunk may go before a picture that cannot be had now."""
+        if not self._waits and self._embeddings is None:
+            return end
+        for index, image in enumerate(entry.request.images):
+            if image.offset >= end:
+                break
+            if image.offset + image.count <= start:
+                continue
+            if self._waits and index not in entry.ready_images:
+                return max(start, image.offset)
+            if self._embeddings is not None and index not in entry.acquired_images:
+                if not self._embeddings.can_acquire(image.key, image.count):
+                    return max(start, image.offset)
+                # Acquired one after the other, so that each sees the room the others left.
+                return self._limit_from(entry, index, end)
+        return end
+
+    def _limit_from(self, entry: Entry, first: int, end: int) -> int:
+        embeddings = self._embeddings
+        assert embeddings is not None
+        room = embeddings.free + embeddings.num_idle_tokens
+        counted: set[bytes] = set()
+        for index in range(first, len(entry.request.images)):
+            image = entry.request.images[index]
+            if image.offset >= end:
+                break
+            if self._waits and index not in entry.ready_images:
+                return image.offset
+            if index in entry.acquired_images or image.key in counted:
+                continue
+            counted.add(image.key)
+            if embeddings.holds(image.key, image.count):
+                room -= image.count if embeddings.is_idle(image.key) else 0
+            else:
+                room -= image.count
+            if room < 0:
+                return image.offset
+        return end
+
+    def _acquire_images(self, step: DraftStep, entry: Entry, start: int, end: int) -> None:
+        embeddings = self._embeddings
+        if embeddings is None:
+            return
+        wanted = [
+            (index, image)
+            for index, image in enumerate(entry.request.images)
+            if image.offset < end
+            and image.offset + image.count > start
+            and index not in entry.acquired_images
+        ]
+        # Those that are held first, so that making room for the others cannot drop them.
+        wanted.sort(key=lambda each: not embeddings.holds(each[1].key, each[1].count))
+        for index, image in wanted:
+            entry.acquired_images.add(index)
+            if embeddings.acquire(image.key, image.count):
+                step.encode_images.append(image.key)
+
+    def _needs(self, entry: Entry, start: int, end: int) -> tuple[ImageNeed, ...]:
+        needs: list[ImageNeed] = []
+        for index, image in enumerate(entry.request.images):
+            first, last = max(start, image.offset), min(end, image.offset + image.count)
+            if first < last:
+                needs.append(
+                    ImageNeed(index, image.key, first - image.offset, first - start, last - first)
+                )
+        return tuple(needs)
+
+    def _places(self, pages: Items[int]) -> tuple[int, ...]:
+        return tuple(map(self._cache.pool.place, pages))

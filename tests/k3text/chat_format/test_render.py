@@ -1,6 +1,7 @@
 """Prompts as the release renders them. Expected texts are the published fixtures' literals."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -284,3 +285,31 @@ def test_a_parser_starts_where_the_prompt_ends() -> None:
     conversation = Conversation(messages=())
     assert start_channel(conversation, PLAIN) == "think"
     assert start_channel(conversation, RenderOptions(thinking=False)) == "response"
+
+
+def test_the_documented_example_is_what_is_rendered() -> None:
+    page = Path(__file__).parents[3] / "docs" / "chat_format.md"
+    example = page.read_text().split("````")[1].strip("\n")
+    call = ToolCall(id="c1", name="get_weather", arguments='{"city":"Paris","days":2}')
+    parameters: JsonObject = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    }
+    conversation = Conversation(
+        tools=(
+            {"type": "function", "function": {"name": "get_weather", "parameters": parameters}},
+        ),
+        messages=(
+            SystemMessage(content="Be brief."),
+            UserMessage(content=(ImagePart(index=0), TextPart(text="What is the weather there?"))),
+            AssistantMessage(
+                reasoning="The picture shows Paris.", content="Let me look.", tool_calls=(call,)
+            ),
+            ToolMessage(tool_call_id="c1", content="mild, 18 degrees"),
+        ),
+    )
+    options = RenderOptions(effort="high", tool_choice="none")
+    images = (ImageSize(width=56, height=28, num_tokens=2),)
+    segments = render(conversation, options, images)
+    rendered = "".join(segment.text * segment.num_repeats for segment in segments)
+    assert rendered.replace("<|end_of_msg|>", "<|end_of_msg|>\n") == example

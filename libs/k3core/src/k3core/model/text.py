@@ -6,7 +6,7 @@ mathematics and knows no cache policy, no files and no environment.
 
 Batch invariance: a chunk's results depend on its own tokens and states only, up to the
 rounding of matrix products whose row count differs with the batch; in float32 on CPU logits
-move by less than 1e-5 of their scale, and the choice of expanded or absorbed attention
+move by less than 2e-5 of their scale, and the choice of expanded or absorbed attention
 depends on the chunk's own length alone.
 
 Letters: B sequences, T packed tokens, D model width, R wanted rows.

@@ -22,7 +22,7 @@ from k3core.weights.errors import (
     UnexpectedTensorError,
 )
 from k3core.weights.files import open_checkpoint
-from k3core.weights.names import VISION_PREFIXES, Slot, text_slots
+from k3core.weights.names import VISION_PREFIXES, Slot, released_spelling, text_slots
 
 # (tensors done, tensors in all, bytes done); called after each tensor.
 Progress: TypeAlias = Callable[[int, int, int], None]
@@ -66,14 +66,15 @@ def load_text_model(
     """
     files = open_checkpoint(directory)
     slots = text_slots(config.text)
-    check_names(files.file_of, slots, has_vision=config.vision is not None)
+    name_in_file = {released_spelling(name): name for name in files.file_of}
+    check_names(name_in_file, slots, has_vision=config.vision is not None)
     with torch.device("meta"):
         model = TextModel(config.text, kernels, options.mla_form)
     allocate(model, options.device, options.dtype)
     parameters = dict(model.named_parameters())
     report = Reporter(options.progress, len(slots))
-    for name, tensor in files.read(slots):
-        slot = slots[name]
+    for name, tensor in files.read(name_in_file[name] for name in slots):
+        slot = slots[released_spelling(name)]
         target = slot_view(parameters[slot.parameter], slot)
         target.copy_(fitted(name, tensor, slot, target))
         report(tensor)

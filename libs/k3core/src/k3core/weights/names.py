@@ -16,6 +16,7 @@ from k3core.config import KdaConfig, MlaConfig, MoeConfig, TextConfig
 Kind: TypeAlias = Literal["model", "float32", "uint8"]
 
 VISION_PREFIXES = ("vision_tower.", "mm_projector.")
+DENSE_MLP_LEAVES = frozenset({"gate_proj.weight", "up_proj.weight", "down_proj.weight"})
 E2M1_PER_BYTE = 2
 
 
@@ -56,6 +57,12 @@ def text_slots(config: TextConfig) -> dict[str, Slot]:
         name = f"{config.name_prefix}lm_head.weight"
         slots[name] = Slot("lm_head", (config.vocab_size, hidden))
     return slots
+
+
+def released_spelling(name: str) -> str:
+    """A tensor's released name; transformers saves the dense MLPs of Kimi-Linear otherwise."""
+    room, _, leaf = name.partition(".block_sparse_moe.")
+    return f"{room}.mlp.{leaf}" if leaf in DENSE_MLP_LEAVES else name
 
 
 def layer_of(name: str, config: TextConfig) -> int | None:

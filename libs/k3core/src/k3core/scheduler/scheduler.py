@@ -7,7 +7,7 @@ another request before that commit.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -157,16 +157,19 @@ class Scheduler:
 
     # --- steps ---------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, held: Container[str] = ()) -> StepPlan:
         """Decide the next step; a plan without rows means there is nothing to run now.
 
-        A plan without rows is not committed.
+        A plan without rows is not committed; its copies must still be executed.
+
+        Args:
+            held: running requests whose next token is not wanted yet; they keep their pages.
         """
         self.cache.epoch += 1
         sizes = self.config.chunk_tokens
         budget = sizes[self._num_steps % len(sizes)]
         step = DraftStep()
-        budget -= self._plan_decodes(step, budget)
+        budget -= self._plan_decodes(step, budget, held)
         budget -= self._plan_chunks(step, budget)
         self._admit(step, budget)
         if not step.rows:
@@ -285,10 +288,12 @@ class Scheduler:
 
     # --- planning ------------------------------------------------------------------------
 
-    def _plan_decodes(self, step: DraftStep, budget: int) -> int:
+    def _plan_decodes(self, step: DraftStep, budget: int, held: Container[str]) -> int:
         used = 0
         for entry in list(self._running):
             if entry.status is not Status.RUNNING or entry.in_flight or entry.is_prefilling:
+                continue
+            if entry.request.request_id in held:
                 continue
             drafts = min(entry.request.draft_tokens, self._num_wanted(entry) - 1)
             if len(step.rows) >= self.config.max_rows or used + 1 > budget:

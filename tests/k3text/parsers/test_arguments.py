@@ -76,6 +76,14 @@ def test_a_broken_container_stays_one_value_and_is_counted(body: str, value: obj
         assert json.loads(text) == {"v": value, "w": 2}
 
 
+def test_a_container_that_is_no_json_inside_is_passed_on_and_counted() -> None:
+    for body in ("{'a': 1}", '{"a" 1}', "[1,]"):
+        for step in (0, 1):
+            text, writer = write(("v", "object", body), ("w", "number", "2"), step=step)
+            assert text == '{"v":' + body + ',"w":2}'
+            assert writer.num_malformed == 1
+
+
 def test_control_characters_in_strings_of_a_container_are_escaped() -> None:
     for step in (0, 1):
         text, writer = write(("v", "object", '{"a":"x\ny\\\nz\\""}'), step=step)

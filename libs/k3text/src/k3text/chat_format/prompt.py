@@ -58,7 +58,7 @@ def render_prompt_ids(
 ) -> RenderedPrompt:
     """Renders a conversation and encodes it.
 
-    Blocks for about a millisecond per 10 KB of text; long prompts belong off the event loop.
+    Blocks for about a millisecond per 4 KB of text; long prompts belong off the event loop.
 
     Raises:
         InvalidRequest: as `render`, or a text has a lone surrogate.

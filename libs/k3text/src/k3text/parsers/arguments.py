@@ -29,8 +29,9 @@ class ArgumentsWriter:
     """Writes the arguments of one call.
 
     Attributes:
-        num_malformed: values that were not JSON of their type. A word that is none becomes a
-            string; a container that is left open is closed.
+        num_malformed: values that were not JSON. A word that is none becomes a string; in an
+            object or array brackets and control characters are mended, the rest stays as it is,
+            because it was on its way before its end was known.
         num_duplicate_keys: keys written again; both stay in the text, and readers take the last.
     """
 
@@ -43,6 +44,7 @@ class ArgumentsWriter:
         self._buffer = ""
         self._is_raw = False
         self._container = _ContainerCopy()
+        self._copied: list[str] = []
 
     def begin_argument(self, key: str, type_name: str) -> str:
         """Opens an argument block; ignored after a raw block.
@@ -90,7 +92,9 @@ class ArgumentsWriter:
                 return text + self._finish_scalar()
             case _Mode.CONTAINER:
                 closing, is_whole = self._container.finish()
-                self.num_malformed += not is_whole
+                value = "".join((*self._copied, closing))
+                self._copied.clear()
+                self.num_malformed += not (is_whole and _is_json(value))
                 return text + closing
             case _Mode.RAW | _Mode.IDLE:
                 return text
@@ -108,7 +112,7 @@ class ArgumentsWriter:
             case _Mode.RAW:
                 return text
             case _Mode.CONTAINER:
-                return self._container.feed(text)
+                return self._copy(text)
             case _Mode.SCALAR:
                 self._buffer += text
                 return ""
@@ -128,17 +132,20 @@ class ArgumentsWriter:
         self._mode = _Mode.CONTAINER
         self._buffer = ""
         self._container = _ContainerCopy()
-        return self._container.feed(value)
+        return self._copy(value)
+
+    def _copy(self, text: str) -> str:
+        written = self._container.feed(text)
+        self._copied.append(written)
+        return written
 
     def _finish_scalar(self) -> str:
         text, self._buffer = self._buffer, ""
         value = text.strip(_SPACES)
-        try:
-            msgspec.json.decode(value.encode())
-        except (msgspec.DecodeError, RecursionError):
-            self.num_malformed += 1
-            return json.dumps(text, ensure_ascii=False)
-        return value
+        if _is_json(value):
+            return value
+        self.num_malformed += 1
+        return json.dumps(text, ensure_ascii=False)
 
 
 class _ContainerCopy:
@@ -207,3 +214,11 @@ class _ContainerCopy:
             self._is_whole = False
             return ""
         return None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

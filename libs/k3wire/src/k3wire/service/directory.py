@@ -1,0 +1,121 @@
+"""Who is there: the table of workers, from their heartbeats.
+
+A worker is in the table from its first beat until it says that it stops or is not heard of for
+`HEARTBEAT_STALE_S`. A beat of an older epoch or with an older number is ignored. A worker that a
+caller found dead is left out until it beats again from a later moment.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from k3wire import subjects
+from k3wire.bus.base import Bus, Subscription
+from k3wire.messages.base import Stage
+from k3wire.messages.control import HEARTBEAT_STALE_S, Heartbeat
+
+MAX_DEPARTED = 1024
+
+
+@dataclass(slots=True)
+class _Entry:
+    beat: Heartbeat
+    heard_s: float
+
+
+@dataclass(slots=True)
+class Directory:
+    """The table; times are the event loop's.
+
+    Attributes:
+        on_departure: called with the worker's last beat when one leaves or falls silent; set by
+            whoever cares.
+    """
+
+    on_departure: Callable[[Heartbeat], None] | None = None
+    _entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
+    _suspects: dict[str, float] = field(default_factory=dict[str, float])
+    _change: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def follow(self, bus: Bus) -> Subscription:
+        """Begins to listen."""
+        return await bus.listen(subjects.heartbeats(), Heartbeat, self.take)
+
+    def take(self, beat: Heartbeat) -> None:
+        """Takes one beat."""
+        entry = self._entries.get(beat.worker_id)
+        if entry is not None and (beat.epoch, beat.seq) <= (entry.beat.epoch, entry.beat.seq):
+            return
+        suspected_s = self._suspects.get(beat.worker_id)
+        if suspected_s is not None and beat.sent_unix_ns / 1e9 > suspected_s:
+            del self._suspects[beat.worker_id]
+        was_ready = entry is not None and _is_open(entry.beat)
+        self._entries[beat.worker_id] = _Entry(beat, time.monotonic())
+        if _is_open(beat) != was_ready or suspected_s is not None:
+            self._change.set()
+            self._change = asyncio.Event()
+
+    def suspect(self, worker_id: str) -> None:
+        """Leaves a worker out until it beats again; for whoever got no answer from it."""
+        self._suspects[worker_id] = time.time()
+        if len(self._suspects) > MAX_DEPARTED:
+            self._suspects.pop(next(iter(self._suspects)))
+
+    def sweep(self) -> None:
+        """Drops workers that fell silent; cheap, meant to be called about ten times a second."""
+        limit_s = time.monotonic() - HEARTBEAT_STALE_S
+        for worker_id, entry in list(self._entries.items()):
+            if entry.heard_s < limit_s:
+                del self._entries[worker_id]
+                if self.on_departure is not None:
+                    self.on_departure(entry.beat)
+
+    def ready(self, role: Stage) -> list[Heartbeat]:
+        """Workers of a role that can be given work now, in order of their ids."""
+        self.sweep()
+        return sorted(
+            (
+                entry.beat
+                for entry in self._entries.values()
+                if entry.beat.role == role
+                and _is_open(entry.beat)
+                and entry.beat.worker_id not in self._suspects
+            ),
+            key=lambda beat: beat.worker_id,
+        )
+
+    def all(self) -> list[Heartbeat]:
+        """Every worker heard of lately, ready or not."""
+        self.sweep()
+        return [entry.beat for entry in self._entries.values()]
+
+    def is_alive(self, worker_id: str) -> bool:
+        """Whether a worker is in the table and not suspected."""
+        self.sweep()
+        return worker_id in self._entries and worker_id not in self._suspects
+
+    async def wait_for(self, role: Stage, deadline_s: float) -> list[Heartbeat]:
+        """Waits until a worker of the role is ready.
+
+        Args:
+            role: which.
+            deadline_s: event-loop time at which to give up.
+
+        Returns:
+            the ready workers; none if the wait was in vain.
+        """
+        while True:
+            found = self.ready(role)
+            if found:
+                return found
+            change = self._change
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await change.wait()
+            except TimeoutError:
+                return self.ready(role)
+
+
+def _is_open(beat: Heartbeat) -> bool:
+    return beat.is_ready and not beat.is_draining

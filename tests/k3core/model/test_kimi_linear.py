@@ -108,8 +108,7 @@ def test_logits_agree_with_transformers(tmp_path: Path, changes: dict[str, objec
         steps = SingleSequence(ours, len(ids), torch.float32)
         cuts = [0, 20, *range(21, len(ids) + 1)]
         pieces = [
-            steps.feed(Segment(ids[low:high])).logits
-            for low, high in itertools.pairwise(cuts)
+            steps.feed(Segment(ids[low:high])).logits for low, high in itertools.pairwise(cuts)
         ]
     assert (found - wanted).norm() / wanted.norm() <= 1e-5
     assert (torch.cat(pieces) - wanted).norm() / wanted.norm() <= 1e-5

@@ -1,0 +1,42 @@
+"""The compiled backend for processors: C sources built on first use.
+
+Enters the reference operators; leaves them with the fast ones in their place. Results of a
+row do not depend on the batch around it, on how a sequence is cut into chunks, or on the
+number of threads, bit for bit. Inference only, float32 and bfloat16.
+"""
+
+import os
+from dataclasses import replace
+from functools import lru_cache
+
+from k3core.kernels.interface import Kernels
+from k3core.kernels.kda.native import NativeKda
+from k3core.kernels.native.build import build_library, default_cache_dir, find_toolchain
+from k3core.kernels.native.library import NativeLibrary, load_library
+
+
+@lru_cache(maxsize=1)
+def native_library() -> NativeLibrary:
+    """The library of this process, compiled if this machine has not done so before.
+
+    Raises:
+        BackendUnavailableError: no compiler, or it cannot compile or load the sources.
+    """
+    return load_library(build_library(default_cache_dir(), find_toolchain()))
+
+
+def build(base: Kernels) -> Kernels:
+    """Replace what the native library does better.
+
+    Raises:
+        BackendUnavailableError: no compiler, or it cannot compile or load the sources.
+    """
+    library = native_library()
+    kda = NativeKda(library)
+    return replace(
+        base,
+        name="cpu-native",
+        reason=f"compiled {os.path.basename(library.path)}, {library.get_threads()} threads",
+        kda_prefill=kda.run,
+        kda_decode=kda.run,
+    )

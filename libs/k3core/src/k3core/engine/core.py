@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from k3core.cache.spec import CacheError
 from k3core.engine.finish import finish_reason
 from k3core.engine.runner import ModelRunner
 from k3core.engine.thread import StepOutcome
@@ -29,7 +30,7 @@ from k3core.engine.words import (
 )
 from k3core.scheduler.plan import HandOff, Reservation, RowPlan, RowResult, StepPlan
 from k3core.scheduler.scheduler import Scheduler
-from k3wire.errors import ContextLengthExceeded, K3Error
+from k3wire.errors import ContextLengthExceeded, InvalidRequest, K3Error
 from k3wire.messages.sampling import FinishReason
 
 _RATE_WEIGHT = 0.2
@@ -51,6 +52,7 @@ class _Live:
         is_held: prefilled, pages held for a hand-off.
         state_pages: where a reserved request's state arrives; empty otherwise.
         unsent: tokens waiting to reach the stream together.
+        provided_images: indices of images that arrived.
     """
 
     request: EngineRequest
@@ -61,6 +63,7 @@ class _Live:
     is_held: bool = False
     state_pages: tuple[int, ...] = ()
     unsent: list[int] = field(default_factory=list[int])
+    provided_images: set[int] = field(default_factory=set[int])
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -82,6 +85,7 @@ class EngineCore:
         self._clock = clock
         self._live: dict[str, _Live] = {}
         self._waiting: list[str] = []
+        self._on_hold: set[str] = set()
         self._events: list[EngineEvent] = []
         self._tokens_per_s = 0.0
         self.load = EngineLoad()
@@ -105,21 +109,36 @@ class EngineCore:
 
         Raises:
             ContextLengthExceeded: it could never fit.
+            InvalidRequest: an image lies outside the prompt.
             K3Error: the runner refuses it.
         """
         assert request.key not in self._live, "a key is used once at a time"
         self._runner.begin(request, None)
-        refusal = self._scheduler.add(request.request)
+        is_on_hold = request.key in self._runner.held(self._clock())
+        try:
+            refusal = self._scheduler.add(request.request, is_on_hold)
+        except CacheError as error:
+            self._runner.forget(request.key)
+            raise InvalidRequest("The prompt and its images do not fit together.") from error
         if refusal is not None:
             self._runner.forget(request.key)
             raise ContextLengthExceeded(_TOO_LONG)
         self._live[request.key] = _Live(request, position=request.num_emitted_tokens)
         self._waiting.append(request.key)
+        if is_on_hold:
+            self._on_hold.add(request.key)
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
-        """Makes room for a prompt that is computed elsewhere; None if it does not fit now."""
+        """Makes room for a prompt that is computed elsewhere; None if it does not fit now.
+
+        Raises:
+            ContextLengthExceeded: it could never fit.
+        """
         assert request.key not in self._live, "a key is used once at a time"
-        reservation = self._scheduler.reserve(request.request)
+        try:
+            reservation = self._scheduler.reserve(request.request)
+        except CacheError as error:
+            raise ContextLengthExceeded(_TOO_LONG) from error
         if reservation is not None:
             live = _Live(request, position=request.num_emitted_tokens, is_admitted=True)
             live.num_computed = live.num_prompt_tokens
@@ -139,7 +158,9 @@ class EngineCore:
             return False
         self._runner.begin(live.request, Adoption(first_token, live.state_pages))
         live.position += 1
-        self._scheduler.adopt(key, first_token)
+        for event in self._scheduler.adopt(key, first_token):
+            assert event.kind == "finished", "nothing else can come of an adoption"
+            self._end_short(key)
         return True
 
     def provide_image(self, key: str, index: int, data: memoryview) -> bool:
@@ -148,6 +169,7 @@ class EngineCore:
             return False
         self._runner.provide_image(key, index, data)
         self._scheduler.set_embedding_ready(key, index)
+        self._live[key].provided_images.add(index)
         return True
 
     def abort(self, key: str) -> bool:
@@ -156,7 +178,7 @@ class EngineCore:
         if is_known:
             self._scheduler.close_transfer(key)
             self._scheduler.abort(key)
-            self._runner.forget(key)
+            self._let_go(key)
             self._publish_load()
         return is_known
 
@@ -168,7 +190,7 @@ class EngineCore:
         assert live.is_held, "only a prefilled request is released"
         self._scheduler.close_transfer(key)
         self._scheduler.release(key)
-        self._runner.forget(key)
+        self._let_go(key)
         self._publish_load()
         return True
 
@@ -176,10 +198,16 @@ class EngineCore:
         """Plans, runs and commits one step, if there is anything to run."""
         now_s = self._clock()
         held = self._runner.held(now_s)
+        for key in [key for key in self._on_hold if key not in held]:
+            self._on_hold.discard(key)
+            self._scheduler.let_go(key)
         plan = self._scheduler.schedule(held.keys())
         self._announce_admissions()
         if plan.rows:
             self._run(plan, now_s)
+        elif plan.restores or plan.moves:
+            # Admitted without a row yet (a picture is missing): its copies must still happen.
+            self._runner.execute(plan)
         self._publish_load()
         events, self._events = tuple(self._events), []
         wake_at_s = 0.0 if plan.rows else min(held.values(), default=None)
@@ -191,6 +219,7 @@ class EngineCore:
         except RowError as failure:
             self._scheduler.fail(plan)
             self._fail(failure.key, failure.error)
+            self._ask_again(plan)
             return
         endings: list[FinishReason | None] = [self._ending(result) for result in results]
         judged = [
@@ -202,8 +231,8 @@ class EngineCore:
         for row, result, ending in zip(plan.rows, judged, endings, strict=True):
             self._tell(row, result, ending)
         for event in events:
-            if event.kind == "refused":
-                self._fail(event.request_id, ContextLengthExceeded(_TOO_LONG))
+            if event.kind == "finished" and event.request_id in self._live:
+                self._end_short(event.request_id)
 
     def _ending(self, result: RowResult) -> FinishReason | None:
         """Why the answer ends with this result's tokens, if it does."""
@@ -233,7 +262,8 @@ class EngineCore:
             self._send_tokens(live, "prefilled", ending, hand_off)
         elif ending is not None:
             self._send_tokens(live, "tokens", ending)
-            self._drop(key)
+            del self._live[key]
+            self._let_go(key)
         elif len(live.unsent) >= self._runner.frame_tokens(key):
             self._send_tokens(live, "tokens", None)
 
@@ -299,10 +329,31 @@ class EngineCore:
         if self.abort(key):
             self._events.append(EngineEvent(kind="failed", key=key, error=error))
 
-    def _drop(self, key: str) -> None:
-        """Forgets a request that the scheduler has already ended."""
-        del self._live[key]
+    def _end_short(self, key: str) -> None:
+        """Ends a request that the scheduler ended: there is no room for another token."""
+        live = self._live.pop(key)
+        self._send_tokens(live, "tokens", "length")
+        self._let_go(key)
+
+    def _let_go(self, key: str) -> None:
+        """Forgets what else is known of a request that is over."""
         self._runner.forget(key)
+        self._scheduler.forget_usage(key)
+        self._on_hold.discard(key)
+
+    def _ask_again(self, plan: StepPlan) -> None:
+        """A step that did not run starts its rows over, perhaps from an earlier token."""
+        for row in plan.rows:
+            live = self._live.get(row.request_id)
+            if live is None:
+                continue
+            indices = range(len(live.request.request.images))
+            missing = tuple(index for index in indices if index not in live.provided_images)
+            usage = self._scheduler.usage(row.request_id)
+            if missing:
+                self._events.append(
+                    EngineEvent("admitted", row.request_id, usage=usage, images=missing)
+                )
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
         """Follows the rate of the role's own work: prompt tokens, or output tokens."""
@@ -318,12 +369,12 @@ class EngineCore:
         """Replaces the figures that the loop reads; one assignment, so it needs no lock."""
         live = self._live.values()
         num_waiting = sum(not each.is_admitted for each in live)
-        pool = self._scheduler.cache
+        cache = self._scheduler.cache
         self.load = EngineLoad(
             num_running=len(self._live) - num_waiting,
             num_waiting=num_waiting,
             num_queued_tokens=sum(each.num_prompt_tokens - each.num_computed for each in live),
-            num_free_pages=pool.num_free_pages,
-            num_pages=pool.config.num_pages,
+            num_free_pages=cache.reclaimable_pages(),
+            num_pages=cache.config.num_pages,
             tokens_per_s=self._tokens_per_s,
         )

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
+from k3wire.errors import K3Error
 from k3wire.messages.stream import TokenDelta, TokenFrame
 
 logger = logging.getLogger(__name__)
@@ -97,11 +98,18 @@ class FrameSender:
         self._wake.set()
 
     async def run(self) -> None:
-        """Publishes until it is cancelled; cancel it after `wait_sent`."""
+        """Publishes until it is cancelled; cancel it after `wait_sent`.
+
+        A frame that the bus refuses is lost like one that it loses: the gateway sees the gap.
+        """
         while True:
             while self._backlog:
                 subject, frame = self._backlog.popleft()
-                await self._publish(subject, frame)
+                try:
+                    await self._publish(subject, frame)
+                except K3Error:
+                    self.num_dropped += 1
+                    logger.warning("token frame not sent", extra={"subject": subject})
             self._is_sent.set()
             self._wake.clear()
             await self._wake.wait()
@@ -109,3 +117,9 @@ class FrameSender:
     async def wait_sent(self) -> None:
         """Returns when everything flushed so far was handed to the bus."""
         await self._is_sent.wait()
+
+
+def gateway_of(stream_subject: str) -> str:
+    """The gateway id in a stream's subject, as `subjects.tokens` puts it there."""
+    parts = stream_subject.split(".")
+    return parts[2] if len(parts) == 4 else stream_subject

@@ -78,7 +78,7 @@ class EngineThread(Generic[E]):
         self._core = core
         self._on_events = on_events
         self._on_failure = on_failure
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -129,7 +129,7 @@ class EngineThread(Generic[E]):
             raise ShuttingDown("The engine is stopping.")
         return await done
 
-    def post(self, work: Callable[[], None]) -> bool:
+    def post(self, work: Callable[[], object]) -> bool:
         """Hands work over without waiting for it; for aborts and releases, which must not fail.
 
         Returns:
@@ -146,7 +146,7 @@ class EngineThread(Generic[E]):
         if thread is not None and thread.is_alive():
             await asyncio.to_thread(thread.join)
 
-    def _put(self, work: Callable[[], None]) -> bool:
+    def _put(self, work: Callable[[], object]) -> bool:
         with self._wake:
             if self._is_closing or self._is_down:
                 return False
@@ -183,7 +183,7 @@ class EngineThread(Generic[E]):
                 self._tell(self._on_events, outcome.events)
             wake_at_s = outcome.wake_at_s
 
-    def _take(self, wake_at_s: float | None) -> list[Callable[[], None]]:
+    def _take(self, wake_at_s: float | None) -> list[Callable[[], object]]:
         """Waits until there is something to do and empties the inbox."""
         with self._wake:
             while not self._inbox and not self._is_closing:

@@ -108,11 +108,14 @@ class TorchRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Sequence[RowResult]:
         """Runs one step; see the module's text."""
-        batch = self._batch(plan)
+        # First, since a row that cannot run must leave every page as it is.
+        batch = self._batch(plan) if plan.rows else None
         for copy in plan.moves:
             self._arena.copy_pages(copy.src, copy.dst)
         for copy in plan.restores:
             self._restore(copy)
+        if batch is None:
+            return []
         output = self._model(batch, self._arena.views)
         for copy in plan.encodes:
             self._arena.encode_state(copy.src, copy.dst)

@@ -374,7 +374,7 @@ class EngineCore:
             num_running=len(self._live) - num_waiting,
             num_waiting=num_waiting,
             num_queued_tokens=sum(each.num_prompt_tokens - each.num_computed for each in live),
-            num_free_pages=cache.reclaimable_pages(),
+            num_free_pages=cache.reclaimable_pages() + cache.states.num_idle_pages,
             num_pages=cache.config.num_pages,
             tokens_per_s=self._tokens_per_s,
         )

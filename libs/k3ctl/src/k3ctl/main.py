@@ -5,7 +5,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("verify", "inspect", "make-checkpoint")
+COMMANDS = ("verify", "inspect", "make-checkpoint", "simulate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -68,7 +68,7 @@ class PrefixCache:
         self.pending: dict[bytes, int] = {}
         self._announcers: dict[bytes, int] = {}
         self.epoch = 0
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences: dict[int, Sequence] = {}
         self._pinned_pages: set[int] = set()
 
     # --- identity and lookup -------------------------------------------------------------
@@ -327,6 +327,10 @@ class PrefixCache:
         self.stats.moved_pages += len(moves)
         return moves
 
+    def sequences(self) -> list[Sequence]:
+        """Sequences that hold pages now."""
+        return list(self._sequences.values())
+
     def pin_pages(self, pages: Iterable[int]) -> None:
         """Keep pages where they are: a transfer reads or writes them."""
         self._pinned_pages.update(pages)
@@ -400,7 +404,7 @@ class PrefixCache:
         sequence.open_page = self.paged.grow(sequence.units, -1, fresh)
         sequence.num_computed = match.hit
         sequence.target_length = match.num_tokens
-        self._sequences[sequence.key] = sequence
+        self._sequences[id(sequence)] = sequence
 
     def _plan_targets(self, sequence: Sequence, match: Match) -> None:
         spare = 0
@@ -498,7 +502,7 @@ class PrefixCache:
             self._withdraw(digest)
         sequence.announced = {}
         sequence.rolling = b""
-        self._sequences.pop(sequence.key, None)
+        self._sequences.pop(id(sequence), None)
 
     def _is_movable(self, page: int) -> bool:
         return self.fence.is_idle and page not in self._pinned_pages

@@ -207,6 +207,10 @@ class PagedManager:
                 below.add(each)
         return sorted(below, key=lambda each: -self.depth[each])
 
+    def num_referenced_pages(self) -> int:
+        """Pages of which somebody holds a unit."""
+        return sum(1 for held in self._page_refs if held)
+
     def is_idle(self, page: int) -> bool:
         """Whether a page holds units and nobody holds any of them."""
         return self._used_places[page] > 0 and not self._page_refs[page]

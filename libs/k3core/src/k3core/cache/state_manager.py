@@ -67,6 +67,7 @@ class StateManager:
         self._numbers = 0
         self.sealed: dict[bytes, Checkpoint] = {}
         self.slots: dict[int, SlotState] = {}
+        self._pages_of: dict[int, tuple[int, ...]] = {}
         self.num_idle_pages = 0
         self.max_sealed = 0
 
@@ -85,6 +86,7 @@ class StateManager:
         pages = self._pool.take_state(count)
         if pages is not None:
             self.slots[pages[0]] = SlotState.RESERVED
+            self._pages_of[pages[0]] = pages
         return pages
 
     def start_writing(self, pages: tuple[int, ...]) -> None:
@@ -104,7 +106,7 @@ class StateManager:
             CacheError: if it is free already, or sealed.
         """
         self._expect(pages, SlotState.RESERVED, SlotState.WRITING, SlotState.RETIRING)
-        del self.slots[pages[0]]
+        del self.slots[pages[0]], self._pages_of[pages[0]]
         self._pool.put_state(pages)
 
     def seal(self, checkpoint: Checkpoint) -> bool:
@@ -193,6 +195,14 @@ class StateManager:
     def idle(self) -> Iterator[Checkpoint]:
         """Sealed states that nobody reads, in the order they were sealed."""
         return (each for each in self.sealed.values() if not each.pins)
+
+    def slots_in_flight(self) -> list[tuple[int, ...]]:
+        """Pages of slots that are taken and not sealed, live states included."""
+        return [
+            self._pages_of[first]
+            for first, state in self.slots.items()
+            if state is not SlotState.SEALED
+        ]
 
     def by_class(self) -> dict[str, int]:
         """Sealed states of each class."""

@@ -110,6 +110,23 @@ class Scheduler:
         self._end(entry, None)
         return True
 
+    def finish(self, request_id: str) -> bool:
+        """End a request early but well: what it computed stays cached, its state too if it can.
+
+        Returns:
+            False if it is not known.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return False
+        self._end(entry, StateClass.ENDPOINT)
+        return True
+
+    def sequence(self, request_id: str) -> CachedSequence | None:
+        """The cache's view of a live request, to look at."""
+        entry = self._entries.get(request_id)
+        return entry.sequence if entry is not None else None
+
     def preempt(self, request_id: str) -> bool:
         """Take a running request off the batch; it waits at the front and resumes later.
 

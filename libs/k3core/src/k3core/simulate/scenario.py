@@ -1,0 +1,355 @@
+"""Runs one scenario: the real scheduler and cache, a toy model, exact checks at every step.
+
+A case enters, its results leave. What must always hold, and is reported as a failure where it
+does not: every restored state and every row read is that of the request's own tokens; sealed
+bytes never change; every count of the cache can be recomputed.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from k3core.cache.audit import audit, leaked_pages
+from k3core.cache.coordinator import PrefixCache
+from k3core.cache.match import Match
+from k3core.cache.path_pin import PathPin
+from k3core.cache.sequence import Sequence
+from k3core.scheduler.plan import Event, StepPlan
+from k3core.scheduler.request import Request
+from k3core.scheduler.scheduler import Scheduler, SchedulerConfig
+from k3core.simulate.expectations import failures
+from k3core.simulate.scenario_file import Case, Json, ScenarioError, segments
+from k3core.simulate.streams import Streams, Text
+from k3core.simulate.toy_device import Script, ToyDevice, fold_of
+
+# A request that makes no progress for this many steps never will.
+_MAX_STEPS = 1_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """What was seen of one request.
+
+    Attributes:
+        sequence: the cache's view, for its path.
+        forwards: token counts of the passes that computed its prompt, in order; decode passes
+            are not listed.
+        exported: positions it sealed.
+        output: tokens it was given.
+        encoder_runs: pictures encoded for it.
+        is_cut: it was ended before all its output was due.
+    """
+
+    request: Request
+    text: Text
+    output_wanted: "array[int]"
+    sequence: Sequence
+    status: str = "waiting"
+    is_cut: bool = False
+    reason: str = ""
+    forwards: list[int] = field(default_factory=list[int])
+    exported: list[int] = field(default_factory=list[int])
+    output: list[int] = field(default_factory=list[int])
+    encoder_runs: list[str] = field(default_factory=list[str])
+
+
+class ScenarioRunner:
+    """State of one case while its steps are executed.
+
+    Args:
+        case: what to run.
+        is_audited: recompute every count after every step.
+    """
+
+    def __init__(self, case: Case, is_audited: bool = True) -> None:
+        self.case = case
+        self.cache = PrefixCache(case.cache, b"scenario")
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                chunk_tokens=case.chunk_tokens,
+                max_rows=case.max_rows,
+                encoder_tokens=case.encoder_tokens,
+            ),
+            self.cache,
+        )
+        self.device = ToyDevice(case.cache.unit_tokens, case.cache.page_units)
+        self.streams = Streams()
+        self.tracks: dict[str, Track] = {}
+        self.transfers: dict[str, PathPin] = {}
+        self.lookups: dict[str, dict[str, Json]] = {}
+        self.failures: list[str] = []
+        self.is_reset_accepted: bool | None = None
+        self._is_audited = is_audited
+        self._sealed_bytes: dict[bytes, bytes] = {}
+        self._known: set[bytes] = set()
+
+    # --- requests ------------------------------------------------------------------------
+
+    def submit(self, name: str, options: Mapping[str, Json]) -> None:
+        """Queue a request.
+
+        Raises:
+            ScenarioError: if the name is taken by a live request, or the options are no request.
+        """
+        where = f"submit {name}"
+        text = self.streams.text(segments(options.get("prompt", []), where))
+        output = self.streams.text(segments(options.get("output", []), where)).tokens
+        max_new = int(options.get("max_new", len(output)))
+        if max_new > len(output):
+            output = output + self.streams.slice(f"output of {name}", 0, max_new - len(output))
+        accepted = tuple(int(each) for each in options.get("accepted", []))
+        request = Request(
+            request_id=name,
+            tokens=text.tokens,
+            max_new_tokens=max_new,
+            images=tuple(text.images),
+            salt=_text(options.get("salt")),
+            adapter=_text(options.get("adapter")),
+            markers=tuple(text.markers),
+            draft_tokens=max(accepted, default=0),
+        )
+        track = Track(request, text, output[:max_new], self._sequence(request))
+        if name in self.tracks and self.tracks[name].status in ("waiting", "running"):
+            raise ScenarioError(f"{where}: a request of this name is live")
+        self.tracks[name] = track
+        self.device.scripts[name] = Script(
+            text.content + array("q", output.tolist()), output, len(text.tokens), accepted
+        )
+        refusal = self.scheduler.add(request, bool(options.get("hold", False)))
+        if refusal is not None:
+            track.status, track.reason = "refused", refusal.reason
+            return
+        live = self.scheduler.sequence(name)
+        assert live is not None
+        track.sequence = live
+
+    def step(self) -> bool:
+        """One scheduler step; False if there was nothing to run."""
+        plan = self.scheduler.schedule()
+        if not plan.rows:
+            return False
+        self._note_plan(plan)
+        for event in self.scheduler.commit(plan, self.device.run(plan)):
+            self._note_event(event)
+        planned = [(row.request_id, export.position) for row in plan.rows for export in row.exports]
+        self._note_seals([row.request_id for row in plan.rows], planned)
+        self.check()
+        return True
+
+    def run(self, names: list[str]) -> None:
+        """Steps until these requests ended or nothing can run."""
+        for _ in range(_MAX_STEPS):
+            if all(self.tracks[name].status not in ("waiting", "running") for name in names):
+                return
+            if not self.step():
+                return
+        raise ScenarioError(f"run {names}: no end after {_MAX_STEPS} steps")
+
+    def look_up(self, options: Mapping[str, Json]) -> dict[str, Json]:
+        """A pure lookup, as a result."""
+        text = self.streams.text(segments(options.get("prompt", []), "lookup"))
+        request = Request(
+            request_id="lookup",
+            tokens=text.tokens,
+            images=tuple(text.images),
+            salt=_text(options.get("salt")),
+            adapter=_text(options.get("adapter")),
+        )
+        return _match_result(self.cache.lookup(self._sequence(request)), len(text.tokens))
+
+    def end(self, name: str) -> None:
+        """End a request as a stop token would; what it computed stays cached."""
+        if self.scheduler.finish(name):
+            self.tracks[name].status = "finished"
+            self.tracks[name].is_cut = True
+            self._note_seals([name], [])
+        self.check()
+
+    def abort(self, name: str) -> None:
+        """A client left."""
+        if self.scheduler.abort(name):
+            self.tracks[name].status = "aborted"
+        self.check()
+
+    def preempt(self, name: str) -> None:
+        """Take a request off the batch."""
+        self.scheduler.preempt(name)
+        self._note_seals([name], [])
+        self.check()
+
+    def check(self) -> None:
+        """Audit counts, and sealed bytes against what they were when they were sealed."""
+        self.move()
+        self.failures += self.device.faults
+        self.device.faults.clear()
+        if self._is_audited:
+            pinned = [unit for pin in self.transfers.values() for unit in pin.units]
+            self.failures += audit(self.cache, pinned)
+            for digest, checkpoint in self.cache.states.sealed.items():
+                for page in map(self.cache.pool.place, checkpoint.pages):
+                    if self.device.state_at(page) != self._sealed_bytes.get(digest):
+                        self.failures.append(f"the state at {checkpoint.position} has changed")
+
+    def forget_gone(self) -> None:
+        """What was evicted may be sealed again by anyone."""
+        self._known &= self.cache.states.sealed.keys()
+
+    def move(self) -> None:
+        """Execute the page moves that a pool has decided on."""
+        moves = self.cache.pool.drain_moves()
+        self.device.move([(move.src, move.dst) for move in moves])
+
+    def expect(self, wanted: Mapping[str, Json]) -> None:
+        """Compare results with expectations; failures are kept."""
+        self.failures += failures(wanted, self.results())
+
+    # --- results -------------------------------------------------------------------------
+
+    def results(self) -> dict[str, Json]:
+        """Every request, every lookup and the pool."""
+        found: dict[str, Json] = {name: self._result(name) for name in self.tracks}
+        found.update(self.lookups)
+        found["pool"] = self._pool()
+        return found
+
+    def _result(self, name: str) -> dict[str, Json]:
+        track = self.tracks[name]
+        usage = self.scheduler.usage(name) if track.status != "refused" else None
+        wanted = list(track.output_wanted)
+        is_due = track.status == "finished" and not track.is_cut
+        is_equal = track.output == (wanted if is_due else wanted[: len(track.output)])
+        return {
+            "status": track.status,
+            "prompt_tokens": len(track.request.tokens),
+            "hit": usage.cached_local + usage.cached_remote if usage else 0,
+            "hit_local": usage.cached_local if usage else 0,
+            "hit_remote": usage.cached_remote if usage else 0,
+            "checkpoint": (usage.checkpoint or None) if usage else None,
+            "computed": usage.computed if usage else 0,
+            "matched": usage.matched if usage else 0,
+            "forwards": list(track.forwards),
+            "exported": sorted(set(track.exported)),
+            "encoder_runs": list(track.encoder_runs),
+            "output_ok": is_equal,
+            "reuse_gap": usage.reuse_gap if usage else 0,
+            "reason": (usage.gap_reason or None) if usage else (track.reason or None),
+            "sealed": self._sealed_on(track),
+        }
+
+    def _pool(self) -> dict[str, Json]:
+        cache, groups = self.cache, self.cache.states.groups
+        idle_slots = sum(not each.pins for each in cache.states.sealed.values())
+        free_slots = cache.pool.free_state_pages() // groups
+        stats = cache.stats
+        embeddings = self.scheduler.embeddings
+        return {
+            "free_pages": cache.pool.free_rows(),
+            "free_slots": free_slots,
+            "reclaimable_pages": cache.reclaimable_pages(),
+            "reclaimable_slots": free_slots + idle_slots,
+            "referenced": cache.paged.num_referenced_pages(),
+            "leaked": leaked_pages(cache),
+            "sealed": {name: self._sealed_on(track) for name, track in self.tracks.items()},
+            "states": len(cache.states.sealed),
+            "units": len(cache.paged.index),
+            "copies": self.device.num_copies,
+            "moved_bytes": stats.moved_pages * cache.config.page_bytes,
+            "queries": stats.queries,
+            "hits": stats.hit_tokens,
+            "prompt_tokens": stats.prompt_tokens,
+            "resumed_queries": stats.resumed_queries,
+            "duplicates": stats.duplicates,
+            "evicted_units": stats.evicted_units,
+            "evicted_states": sum(stats.evicted_states.values()),
+            "reuse_gap": sum(stats.gap_tokens.values()),
+            "reset": self.is_reset_accepted,
+            "encoder_used": embeddings.used if embeddings else 0,
+            "encoder_free": embeddings.free if embeddings else 0,
+        }
+
+    def _sealed_on(self, track: Track) -> list[int]:
+        sealed = self.cache.states.sealed
+        return [sealed[digest].position for digest in track.sequence.digests if digest in sealed]
+
+    # --- notes ---------------------------------------------------------------------------
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        encoded = set(plan.encode_images)
+        for row in plan.rows:
+            track = self.tracks[row.request_id]
+            track.status = "running"
+            if not row.is_decode:
+                track.forwards.append(row.length)
+            for need in row.images:
+                if need.key in encoded:
+                    encoded.discard(need.key)
+                    track.encoder_runs.append(track.text.image_names[need.key])
+
+    def _note_event(self, event: Event) -> None:
+        track = self.tracks[event.request_id]
+        track.output.extend(event.tokens)
+        if event.kind == "finished":
+            track.status = "finished"
+            track.reason = event.reason
+        elif event.kind == "refused":
+            track.status, track.reason = "refused", event.reason
+
+    def _note_seals(self, names: list[str], planned: list[tuple[str, int]]) -> None:
+        """Remember the bytes of what was sealed since the last call, and who sealed it."""
+        sealed = self.cache.states.sealed
+        fresh = sealed.keys() - self._known
+        self._known = set(sealed)
+        unit = self.case.cache.unit_tokens
+        for digest in fresh:
+            checkpoint = sealed[digest]
+            position = checkpoint.position
+            place = self.cache.pool.place(checkpoint.pages[0])
+            self._sealed_bytes[digest] = self.device.state_at(place)
+            owners = [
+                name
+                for name in names
+                if self.tracks[name].sequence.digests[position // unit - 1 : position // unit]
+                == [digest]
+            ]
+            owners.sort(key=lambda name: (name, position) not in planned)
+            if not owners:
+                self.failures.append(f"nobody sealed the state at {position}")
+                continue
+            self._check_seal(self.tracks[owners[0]], position, digest)
+            self.tracks[owners[0]].exported.append(position)
+
+    def _check_seal(self, track: Track, position: int, digest: bytes) -> None:
+        content = self.device.scripts[track.request.request_id].content[:position]
+        if self._sealed_bytes[digest] != fold_of(content):
+            self.failures.append(
+                f"{track.request.request_id}: the state at {position} is another's"
+            )
+
+    def _sequence(self, request: Request) -> Sequence:
+        return self.cache.new_sequence(
+            request.request_id,
+            request.tokens,
+            ((image.offset, image.count, image.key) for image in request.images),
+            request.salt,
+            request.adapter,
+            request.markers,
+        )
+
+
+def _match_result(match: Match, n: int) -> dict[str, Json]:
+    return {
+        "prompt_tokens": n,
+        "hit": match.hit,
+        "hit_local": match.hit,
+        "hit_remote": 0,
+        "checkpoint": match.hit or None,
+        "computed": n - match.hit,
+        "matched": match.matched,
+        "junction": match.junction or None,
+        "reuse_gap": match.gap,
+        "reason": match.reason or None,
+    }
+
+
+def _text(value: Json) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,258 @@
+"""Reads scenario files: every key is known by name or refused by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from k3core.cache.spec import (
+    CacheConfig,
+    CacheError,
+    Codec,
+    Draft,
+    Eviction,
+    ExportMode,
+    Memory,
+    Promotion,
+    Retention,
+)
+from k3core.simulate.streams import Image, Mark, Segment, Slice
+
+# JSON as it comes from the file; every value is looked at before it is used.
+Json = Any
+
+CONFIG_KEYS = {
+    "unit",
+    "page_units",
+    "pages",
+    "slots",
+    "checkpoint_grid",
+    "export_alignment",
+    "export_mode",
+    "chunk_tokens",
+    "retention",
+    "promotion",
+    "draft",
+    "path_cap",
+    "codec",
+    "partial_hits",
+    "encoder_tokens",
+    # Ours, beyond the published format.
+    "eviction",
+    "memory",
+    "max_rows",
+    "host_pages",
+}
+REQUEST_KEYS = {"prompt", "output", "salt", "adapter", "accepted", "max_new", "hold"}
+STEP_KEYS = {
+    "submit",
+    "step",
+    "run",
+    "finish",
+    "abort",
+    "preempt",
+    "evict",
+    "lookup",
+    "remote",
+    "transfer",
+    "compact",
+    "reset",
+    "release",
+    "expect",
+}
+_CASE_KEYS = {"name", "config", "steps", "comment"}
+_RETENTION_NAMES = ("prompt_end", "unit_end", "dense", "opportunistic")
+_RETENTION_KEYS = {"interval", "decode_grid"}
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be run; names the case and the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: its verb, the verb's value, and the other keys of its object."""
+
+    verb: str
+    value: Json
+    options: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case of a file."""
+
+    name: str
+    cache: CacheConfig
+    chunk_tokens: tuple[int, ...]
+    encoder_tokens: int
+    max_rows: int
+    steps: tuple[Step, ...]
+
+
+def read_cases(document: Json) -> list[Case]:
+    """The cases of one parsed file: an object, or a list of objects.
+
+    Raises:
+        ScenarioError: naming what is wrong and where.
+    """
+    items = cast("list[Json]", document) if isinstance(document, list) else [document]
+    return [_case(item, number) for number, item in enumerate(items)]
+
+
+def segments(value: Json, where: str) -> list[Segment]:
+    """A prompt or an output.
+
+    Raises:
+        ScenarioError: on a segment that is none of the three kinds.
+    """
+    if not isinstance(value, list):
+        raise ScenarioError(f"{where}: a list of segments is wanted, not {value!r}")
+    return [_segment(each, where) for each in cast("list[Json]", value)]
+
+
+def keys_known(value: Json, known: set[str], where: str) -> dict[str, Json]:
+    """The object itself, if every key is known.
+
+    Raises:
+        ScenarioError: naming the first key that is not.
+    """
+    if not isinstance(value, dict):
+        raise ScenarioError(f"{where}: an object is wanted, not {value!r}")
+    found = cast("dict[str, Json]", value)
+    for key in found:
+        if key not in known:
+            raise ScenarioError(f"{where}: unknown key {key!r}; known are {sorted(known)}")
+    return found
+
+
+def whole(value: Json, where: str, least: int = 0) -> int:
+    """A whole number of at least `least`.
+
+    Raises:
+        ScenarioError: if it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ScenarioError(f"{where}: a whole number of at least {least} is wanted, not {value!r}")
+    return value
+
+
+def _case(item: Json, number: int) -> Case:
+    found = keys_known(item, _CASE_KEYS, f"case {number}")
+    name = str(found.get("name", f"case {number}"))
+    config = keys_known(found.get("config", {}), CONFIG_KEYS, f"{name}: config")
+    if not isinstance(found.get("steps"), list):
+        raise ScenarioError(f"{name}: steps must be a list")
+    try:
+        cache = _cache(config, name)
+        cache.check()
+    except CacheError as error:
+        raise ScenarioError(f"{name}: {error}") from error
+    chunk = config.get("chunk_tokens", 8192)
+    sizes = cast("list[Json]", chunk) if isinstance(chunk, list) else [chunk]
+    if not sizes:
+        raise ScenarioError(f"{name}: chunk_tokens is empty")
+    return Case(
+        name=name,
+        cache=cache,
+        chunk_tokens=tuple(whole(size, f"{name}: chunk_tokens", 1) for size in sizes),
+        encoder_tokens=whole(config.get("encoder_tokens", 65536), f"{name}: encoder_tokens", 1),
+        max_rows=whole(config.get("max_rows", 256), f"{name}: max_rows", 1),
+        steps=tuple(_step(each, f"{name}: step {i}") for i, each in enumerate(found["steps"])),
+    )
+
+
+def _cache(config: dict[str, Json], name: str) -> CacheConfig:
+    def number(key: str, default: int, least: int = 1) -> int:
+        return whole(config.get(key, default), f"{name}: {key}", least)
+
+    def choice(key: str, default: str, known: Any) -> str:
+        value = config.get(key, default)
+        if value not in get_args(known):
+            raise ScenarioError(f"{name}: {key} is one of {get_args(known)}, not {value!r}")
+        return value
+
+    cap = config.get("path_cap", -1)
+    if isinstance(cap, bool) or not isinstance(cap, int):
+        raise ScenarioError(f"{name}: path_cap is a whole number, not {cap!r}")
+    partial = config.get("partial_hits", True)
+    if not isinstance(partial, bool):
+        raise ScenarioError(f"{name}: partial_hits is true or false, not {partial!r}")
+    unit, page_units = number("unit", 128), number("page_units", 12)
+    return CacheConfig(
+        unit_tokens=unit,
+        page_units=page_units,
+        num_pages=number("pages", 1024),
+        num_slots=number("slots", 256),
+        checkpoint_grid=number("checkpoint_grid", unit * page_units),
+        export_alignment=number("export_alignment", 16),
+        export_mode=cast("ExportMode", choice("export_mode", "in_pass", ExportMode)),
+        partial_hits=partial,
+        retention=_retention(config.get("retention", ["prompt_end"]), name),
+        promotion=cast("Promotion", choice("promotion", "second_hit", Promotion)),
+        draft=cast("Draft", choice("draft", "off", Draft)),
+        path_cap=cap,
+        codec=cast("Codec", choice("codec", "raw", Codec)),
+        eviction=cast("Eviction", choice("eviction", "lru", Eviction)),
+        memory=cast("Memory", choice("memory", "two_pools", Memory)),
+        page_bytes=unit * page_units * 8,
+        host_bytes=number("host_pages", 0, 0) * unit * page_units * 8,
+    )
+
+
+def _retention(value: Json, name: str) -> Retention:
+    items = cast("list[Json]", value) if isinstance(value, list) else [value]
+    names: set[str] = set()
+    intervals: list[int] = []
+    decode_grid = 0
+    for item in items:
+        if isinstance(item, str):
+            if item not in _RETENTION_NAMES:
+                raise ScenarioError(
+                    f"{name}: unknown retention {item!r}; known are {_RETENTION_NAMES}"
+                )
+            names.add(item)
+            continue
+        rule = keys_known(item, _RETENTION_KEYS, f"{name}: retention")
+        for key, step in rule.items():
+            number = whole(step, f"{name}: retention {key}", 1)
+            if key == "interval":
+                intervals.append(number)
+            else:
+                decode_grid = number
+    return Retention(
+        prompt_end="prompt_end" in names,
+        unit_end="unit_end" in names,
+        dense="dense" in names,
+        opportunistic="opportunistic" in names,
+        intervals=tuple(intervals),
+        decode_grid=decode_grid,
+    )
+
+
+def _step(item: Json, where: str) -> Step:
+    if not isinstance(item, dict):
+        raise ScenarioError(f"{where}: an object is wanted, not {item!r}")
+    found = cast("dict[str, Json]", item)
+    verbs = [key for key in found if key in STEP_KEYS]
+    if len(verbs) != 1:
+        unknown = sorted(set(found) - STEP_KEYS - REQUEST_KEYS)
+        raise ScenarioError(f"{where}: wants one of {sorted(STEP_KEYS)}; found {unknown or verbs}")
+    verb = verbs[0]
+    allowed = {verb} | (REQUEST_KEYS if verb == "submit" else set[str]())
+    keys_known(found, allowed, where)
+    options = {key: value for key, value in found.items() if key != verb}
+    return Step(verb, found[verb], options)
+
+
+def _segment(value: Json, where: str) -> Segment:
+    if isinstance(value, list):
+        items = cast("list[Json]", value)
+        if len(items) != 3 or not isinstance(items[0], str | int):
+            raise ScenarioError(f"{where}: a slice is [stream, start, length], not {value!r}")
+        return Slice(str(items[0]), whole(items[1], where), whole(items[2], where))
+    found = keys_known(value, {"image", "tokens", "mark"}, where)
+    if set(found) == {"mark"}:
+        return Mark()
+    if set(found) == {"image", "tokens"}:
+        return Image(str(found["image"]), whole(found["tokens"], where, 1))
+    raise ScenarioError(f"{where}: a segment is a slice, a picture or a mark, not {value!r}")

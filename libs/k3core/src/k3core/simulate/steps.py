@@ -1,0 +1,216 @@
+"""The verbs of a scenario: each takes a runner and its own value, and does one thing."""
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from k3core.cache.path_pin import pin_path, unpin_path
+from k3core.cache.sequence import Sequence
+from k3core.simulate.scenario import ScenarioRunner
+from k3core.simulate.scenario_file import (
+    Case,
+    Json,
+    ScenarioError,
+    Step,
+    keys_known,
+    segments,
+    whole,
+)
+
+_IDENTITY_KEYS = {"salt", "adapter"}
+
+
+def run_case(case: Case, is_audited: bool = True) -> dict[str, Json]:
+    """Run one case to its end.
+
+    Returns:
+        `name`, `ok`, `failures` and all results, ready for JSON.
+
+    Raises:
+        ScenarioError: if a step cannot be understood.
+    """
+    runner = ScenarioRunner(case, is_audited)
+    for number, step in enumerate(case.steps):
+        known = len(runner.failures)
+        _VERBS[step.verb](runner, step)
+        for place in range(known, len(runner.failures)):
+            runner.failures[place] = f"step {number}: {runner.failures[place]}"
+    return {
+        "name": case.name,
+        "ok": not runner.failures,
+        "failures": runner.failures,
+        **runner.results(),
+    }
+
+
+def _submit(runner: ScenarioRunner, step: Step) -> None:
+    runner.submit(str(step.value), step.options)
+
+
+def _step(runner: ScenarioRunner, step: Step) -> None:
+    for _ in range(whole(step.value, "step")):
+        if not runner.step():
+            return
+
+
+def _run(runner: ScenarioRunner, step: Step) -> None:
+    runner.run(_names(runner, step.value, "run"))
+
+
+def _finish(runner: ScenarioRunner, step: Step) -> None:
+    for name in _names(runner, step.value, "finish"):
+        runner.end(name)
+
+
+def _abort(runner: ScenarioRunner, step: Step) -> None:
+    for name in _names(runner, step.value, "abort"):
+        runner.abort(name)
+
+
+def _preempt(runner: ScenarioRunner, step: Step) -> None:
+    for name in _names(runner, step.value, "preempt"):
+        runner.preempt(name)
+
+
+def _release(runner: ScenarioRunner, step: Step) -> None:
+    for name in _names(runner, step.value, "release"):
+        runner.scheduler.let_go(name)
+
+
+def _evict(runner: ScenarioRunner, step: Step) -> None:
+    found = keys_known(step.value, {"pages", "states", "state"}, "evict")
+    if "state" in found:
+        _evict_state(runner, found["state"])
+    if "states" in found:
+        for _ in range(whole(found["states"], "evict states")):
+            runner.cache.evictor.evict_oldest_state()
+    if "pages" in found:
+        _evict_pages(runner, found["pages"])
+    runner.forget_gone()
+    runner.check()
+
+
+def _evict_state(runner: ScenarioRunner, value: Json) -> None:
+    if isinstance(value, list):
+        items = cast("list[Json]", value)
+        if len(items) != 2:
+            raise ScenarioError(f"evict state: [path, position] is wanted, not {value!r}")
+        path, position = items
+        options: dict[str, Json] = {}
+    else:
+        options = keys_known(value, {"path", "position", *_IDENTITY_KEYS}, "evict state")
+        path, position = options.get("path"), options.get("position")
+    sequence = _path(runner, path, options, "evict state")
+    cache, unit = runner.cache, runner.case.cache.unit_tokens
+    place = whole(position, "evict state: position", 1) // unit
+    digest = sequence.digests[place - 1] if 0 < place <= len(sequence.digests) else b""
+    checkpoint = cache.states.sealed.get(digest)
+    if checkpoint is not None and checkpoint.position == position and not checkpoint.pins:
+        cache.evictor.evict_state(checkpoint)
+
+
+def _evict_pages(runner: ScenarioRunner, value: Json) -> None:
+    cache = runner.cache
+    if not isinstance(value, dict):
+        wanted = cache.pool.free_rows() + whole(value, "evict pages")
+        while cache.pool.free_rows() < wanted and cache.evictor.evict_oldest_leaf():
+            pass
+        return
+    options = keys_known(value, {"path", "from", "to", *_IDENTITY_KEYS}, "evict pages")
+    sequence = _path(runner, options.get("path"), options, "evict pages")
+    unit = runner.case.cache.unit_tokens
+    first = whole(options.get("from", 0), "evict pages: from") // unit
+    matched = cache.paged.match(sequence.digests)
+    if first >= matched:
+        return
+    # Rows below the range go as well: an index without their parents could not reach them.
+    for each in cache.paged.subtree(cache.paged.index[sequence.digests[first]]):
+        if not cache.paged.refs[each] and not cache.paged.children[each]:
+            cache.evictor.evict_unit(each)
+
+
+def _lookup(runner: ScenarioRunner, step: Step) -> None:
+    options = keys_known(step.value, {"as", "prompt", *_IDENTITY_KEYS}, "lookup")
+    if "as" not in options:
+        raise ScenarioError("lookup: 'as' names the result")
+    runner.lookups[str(options["as"])] = runner.look_up(options)
+
+
+def _remote(runner: ScenarioRunner, step: Step) -> None:
+    raise ScenarioError("remote: this simulator has no remote tier yet")
+
+
+def _transfer(runner: ScenarioRunner, step: Step) -> None:
+    options = keys_known(step.value, {"open", "close"}, "transfer")
+    for name in _names(runner, options.get("open", []), "transfer open"):
+        if name in runner.transfers:
+            raise ScenarioError(f"transfer: one of {name} is open already")
+        runner.transfers[name] = pin_path(runner.cache, runner.tracks[name].sequence)
+    for name in _names(runner, options.get("close", []), "transfer close"):
+        pin = runner.transfers.pop(name, None)
+        # A second acknowledgement of one transfer changes nothing.
+        if pin is not None:
+            unpin_path(runner.cache, pin, list(runner.transfers.values()))
+    runner.check()
+
+
+def _compact(runner: ScenarioRunner, step: Step) -> None:
+    runner.cache.compact()
+    runner.check()
+
+
+def _reset(runner: ScenarioRunner, step: Step) -> None:
+    runner.is_reset_accepted = runner.cache.reset()
+    runner.forget_gone()
+    runner.check()
+
+
+def _expect(runner: ScenarioRunner, step: Step) -> None:
+    if not isinstance(step.value, dict):
+        raise ScenarioError(f"expect: an object is wanted, not {step.value!r}")
+    runner.expect(cast("dict[str, Json]", step.value))
+
+
+def _names(runner: ScenarioRunner, value: Json, where: str) -> list[str]:
+    if value == "all" or value is True:
+        return list(runner.tracks)
+    names = (
+        [str(each) for each in cast("list[Json]", value)]
+        if isinstance(value, list)
+        else [str(value)]
+    )
+    for name in names:
+        if name not in runner.tracks:
+            raise ScenarioError(f"{where}: no request is called {name!r}")
+    return names
+
+
+def _path(runner: ScenarioRunner, path: Json, options: Mapping[str, Json], where: str) -> Sequence:
+    """The sequence that a path names: segments, or a request's name."""
+    if isinstance(path, str) and path in runner.tracks:
+        return runner.tracks[path].sequence
+    text = runner.streams.text(segments(path, where))
+    return runner.cache.new_sequence(
+        "path",
+        text.tokens,
+        ((image.offset, image.count, image.key) for image in text.images),
+        str(options.get("salt") or ""),
+        str(options.get("adapter") or ""),
+    )
+
+
+_VERBS: dict[str, Callable[[ScenarioRunner, Step], None]] = {
+    "submit": _submit,
+    "step": _step,
+    "run": _run,
+    "finish": _finish,
+    "abort": _abort,
+    "preempt": _preempt,
+    "evict": _evict,
+    "lookup": _lookup,
+    "remote": _remote,
+    "transfer": _transfer,
+    "compact": _compact,
+    "reset": _reset,
+    "release": _release,
+    "expect": _expect,
+}

@@ -11,26 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from k3core.cache.layout import PageLayout, Span, spans
+from k3core.transfer.base import Write
 from k3wire.errors import Overloaded
 from k3wire.messages.kv import PageGrant, PageLayoutInfo
 
 WHOLE_MODEL = "tp0of1"
 """Partition of a worker that holds every head."""
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One contiguous write from this process to another.
-
-    Attributes:
-        source: address of the first byte here.
-        destination: address of the first byte there.
-        size_bytes: length.
-    """
-
-    source: int
-    destination: int
-    size_bytes: int
 
 
 def layout_info(

@@ -1,0 +1,272 @@
+"""One request on its way through prefill and decode: dispatch, retry, tokens, cancel.
+
+Enters: a prepared prompt. Leaves: parser events and, at the end, what the request cost. Always
+true: what was opened is closed, whatever ends the request; a retry happens only before the first
+token has been shown, on other workers, at most `MAX_ATTEMPTS` times; a client that leaves cancels
+every stage.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from k3_gateway.answer import Answer
+from k3_gateway.inbox import TokenInbox, TokenStream
+from k3_gateway.routing import Router, prefix_digests
+from k3text.parsers.events import Event
+from k3wire import subjects
+from k3wire.bus.base import Bus
+from k3wire.errors import DeadlineExceeded, K3Error, NoResponders
+from k3wire.messages.base import Stage
+from k3wire.messages.control import Cancel, Heartbeat
+from k3wire.messages.prefill import PrefillRequest
+from k3wire.messages.prompt import (
+    MAX_INLINE_PROMPT_BYTES,
+    PromptPayload,
+    PromptSource,
+    encode_prompt,
+)
+from k3wire.messages.sampling import SamplingParams
+from k3wire.service.directory import Directory
+from k3wire.service.pieces import PieceHolder
+from k3wire.telemetry import metrics
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 4
+"""Tries in all, before the first token."""
+
+ADMIT_TIMEOUT_S = 5.0
+"""Longest wait for a prefill worker's admission; a living one answers within milliseconds."""
+
+CANCELLED_STAGES: tuple[Stage, ...] = ("prefill", "decode", "encoder", "preprocessor")
+"""Who hears that a client left; fetches are shared and bounded, and end by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What every generation needs of the gateway.
+
+    Attributes:
+        gateway_id: of this process.
+        bus: to the workers.
+        directory: who is there.
+        router: who gets what.
+        inbox: where tokens arrive.
+        pieces: where long prompts are read from.
+        route_wait_s: how long a missing worker is waited for; a restart takes less.
+    """
+
+    gateway_id: str
+    bus: Bus
+    directory: Directory
+    router: Router
+    inbox: TokenInbox
+    pieces: PieceHolder
+    route_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be generated.
+
+    Attributes:
+        request_id: which.
+        prompt: token ids and image slots.
+        sampling: complete.
+        cache_salt: tenant and client salt together.
+        arrival_unix_ns: when the request came.
+        deadline_unix_ns: when it is given up.
+    """
+
+    request_id: str
+    prompt: PromptPayload
+    sampling: SamplingParams
+    cache_salt: str
+    arrival_unix_ns: int
+    deadline_unix_ns: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, pads included."""
+        return len(self.prompt.token_ids) // 4
+
+
+@dataclass(slots=True)
+class _Attempt:
+    number: int
+    prefill: Heartbeat
+    decode: Heartbeat
+    stream: TokenStream
+
+
+@dataclass(slots=True)
+class Generation:
+    """One running request; use as an async context manager, then read `events` once.
+
+    Attributes:
+        answer: what has come so far.
+        first_token_unix_ns: when the first token came, 0 before.
+    """
+
+    fleet: Fleet
+    order: Order
+    answer: Answer
+    first_token_unix_ns: int = 0
+    _digests: list[bytes] = field(default_factory=list[bytes])
+    _source: PromptSource | None = None
+    _held_digest: bytes = b""
+    _attempt: _Attempt | None = None
+
+    async def __aenter__(self) -> "Generation":
+        encoded = encode_prompt(self.order.prompt)
+        if len(encoded) <= MAX_INLINE_PROMPT_BYTES:
+            self._source = PromptSource(inline=self.order.prompt)
+        else:
+            blob = self.fleet.pieces.hold(encoded)
+            self._held_digest = blob.digest
+            self._source = PromptSource(blob=blob)
+        self._digests = prefix_digests(self.order.prompt.token_ids, self.order.cache_salt)
+        metrics.REQUESTS_RUNNING.inc()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        metrics.REQUESTS_RUNNING.dec()
+        has_ended = self.answer.is_ended and not self.answer.has_stopped_early
+        if self._attempt is not None:
+            self._close_attempt()
+            if not has_ended:
+                # The client's connection may be gone and this task cancelled; the workers must
+                # hear of it all the same.
+                await asyncio.shield(self._cancel())
+        if self._held_digest:
+            self.fleet.pieces.release(self._held_digest)
+
+    async def _cancel(self) -> None:
+        cancel = Cancel(request_id=self.order.request_id)
+        for stage in CANCELLED_STAGES:
+            try:
+                await self.fleet.bus.publish(subjects.cancel(stage), cancel)
+            except K3Error:
+                logger.warning("cancel not sent", extra={"stage": stage})
+
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """Yields what a client may see, a batch for each delta; batches may be empty.
+
+        Raises:
+            K3Error: the request failed; nothing more comes.
+        """
+        for number in range(MAX_ATTEMPTS):
+            try:
+                async for batch in self._try(number):
+                    yield batch
+                return
+            except K3Error as error:
+                if not self._may_retry(error, number):
+                    raise
+                metrics.RETRIES.labels(error.code).inc()
+                logger.info(
+                    "attempt failed",
+                    extra={"request": self.order.request_id, "n": number, "code": error.code},
+                )
+                self._suspect(error)
+                self._close_attempt()
+
+    def _may_retry(self, error: K3Error, number: int) -> bool:
+        has_time = time.time_ns() < self.order.deadline_unix_ns
+        is_fresh = self.answer.num_output_tokens == 0
+        return error.is_retryable and is_fresh and has_time and number + 1 < MAX_ATTEMPTS
+
+    def _suspect(self, error: K3Error) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            return
+        if error.code in ("no_responders", "deadline_exceeded"):
+            self.fleet.directory.suspect(attempt.prefill.worker_id)
+        if error.code == "worker_lost":
+            # Prefill says so of its decode worker; a living one is back with its next beat.
+            self.fleet.directory.suspect(attempt.decode.worker_id)
+
+    async def _try(self, number: int) -> AsyncIterator[list[Event]]:
+        attempt = await self._dispatch(number)
+        loop = asyncio.get_running_loop()
+        left_s = (self.order.deadline_unix_ns - time.time_ns()) / 1e9
+        async for delta in attempt.stream.deltas(loop.time() + left_s):
+            if delta.token_ids and not self.first_token_unix_ns:
+                self.first_token_unix_ns = time.time_ns()
+            yield self.answer.feed(delta)
+            if self.answer.is_ended:
+                return
+
+    async def _dispatch(self, number: int) -> _Attempt:
+        prefill, decode = await self._route()
+        order, fleet = self.order, self.fleet
+        assert self._source is not None
+        stream = fleet.inbox.open(order.request_id, number)
+        self._attempt = _Attempt(number, prefill, decode, stream)
+        tokens = order.num_prompt_tokens
+        fleet.router.note_sent(prefill.worker_id, tokens, self._digests)
+        fleet.router.note_sent(decode.worker_id, tokens)
+        request = PrefillRequest(
+            request_id=order.request_id,
+            attempt=number,
+            model_fingerprint=prefill.model_fingerprint,
+            prompt=self._source,
+            sampling=order.sampling,
+            cache_salt=order.cache_salt,
+            stream_subject=subjects.tokens(fleet.gateway_id),
+            decode_worker_id=decode.worker_id,
+            deadline_unix_ns=order.deadline_unix_ns,
+        )
+        subject = subjects.direct(subjects.PREFILL, prefill.worker_id)
+        admit_ns = min(order.deadline_unix_ns, time.time_ns() + int(ADMIT_TIMEOUT_S * 1e9))
+        try:
+            await fleet.bus.call(subject, subjects.PREFILL, request, admit_ns)
+        except DeadlineExceeded as error:
+            raise NoResponders("A prefill worker did not answer") from error
+        return self._attempt
+
+    async def _route(self) -> tuple[Heartbeat, Heartbeat]:
+        loop = asyncio.get_running_loop()
+        left_s = (self.order.deadline_unix_ns - time.time_ns()) / 1e9
+        until_s = loop.time() + min(self.fleet.route_wait_s, left_s)
+        prefills = await self.fleet.directory.wait_for("prefill", until_s)
+        decodes = await self.fleet.directory.wait_for("decode", until_s)
+        # Two checkpoints may be served at once while a fleet is being moved to a new one.
+        served = {worker.model_fingerprint for worker in decodes}
+        prefill = self.fleet.router.choose_prefill(
+            [worker for worker in prefills if worker.model_fingerprint in served],
+            self.order.num_prompt_tokens,
+            self._digests,
+        )
+        matching = [w for w in decodes if w.model_fingerprint == prefill.model_fingerprint]
+        return prefill, self.fleet.router.choose_decode(matching)
+
+    def _close_attempt(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return
+        tokens = self.order.num_prompt_tokens
+        self.fleet.inbox.close(self.order.request_id)
+        self.fleet.router.note_ended(attempt.prefill.worker_id, tokens)
+        self.fleet.router.note_ended(attempt.decode.worker_id, tokens)
+
+    def worker_left(self, beat: Heartbeat) -> None:
+        """Hears that a worker fell silent; ends the attempt if it was one of ours."""
+        attempt = self._attempt
+        if attempt is None:
+            return
+        holder = attempt.decode if self.answer.num_output_tokens else attempt.prefill
+        if beat.worker_id == holder.worker_id and beat.epoch == holder.epoch:
+            attempt.stream.fail(NoResponders("A worker was lost while it answered; ask again"))
+
+
+def complete_sampling(
+    sampling: SamplingParams, max_tokens: int, stop_token_ids: tuple[int, ...]
+) -> SamplingParams:
+    """Fills in what depends on prompt and model."""
+    return msgspec.structs.replace(sampling, max_tokens=max_tokens, stop_token_ids=stop_token_ids)

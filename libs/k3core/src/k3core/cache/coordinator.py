@@ -237,7 +237,6 @@ class PrefixCache:
         passed = [p for p in sequence.announced if p <= sequence.num_computed]
         for position in passed:
             self._withdraw(sequence.announced.pop(position))
-            sequence.targets.pop(position, None)
 
     def seal(
         self, sequence: Sequence, position: int, pages: tuple[int, ...], reason: StateClass

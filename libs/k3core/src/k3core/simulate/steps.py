@@ -34,6 +34,7 @@ def run_case(case: Case, is_audited: bool = True) -> dict[str, Json]:
         _VERBS[step.verb](runner, step)
         for place in range(known, len(runner.failures)):
             runner.failures[place] = f"step {number}: {runner.failures[place]}"
+    runner.failures += [f"at the end: {fault}" for fault in runner.universal_failures()]
     return {
         "name": case.name,
         "ok": not runner.failures,

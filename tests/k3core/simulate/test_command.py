@@ -1,0 +1,71 @@
+"""`k3 simulate` by its exit status and its one JSON object a case."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from k3ctl.main import main
+
+_STEPS = [
+    {"submit": "r1", "prompt": [["a", 0, 40]], "output": [["o", 0, 2]]},
+    {"run": ["r1"]},
+]
+
+
+def _run(folder: Path, document: object) -> int:
+    path = folder / "case.json"
+    path.write_text(json.dumps(document))
+    return main(["simulate", "--scenario", str(path)])
+
+
+def test_a_case_that_holds_exits_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expect = {"expect": {"r1": {"hit": 0, "forwards": [40]}, "pool": {"leaked": 0}}}
+    assert _run(tmp_path, {"name": "one", "steps": [*_STEPS, expect]}) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["name"], result["ok"], result["r1"]["computed"]) == ("one", True, 40)
+
+
+def test_a_failed_expectation_exits_non_zero_and_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(tmp_path, {"steps": [*_STEPS, {"expect": {"r1": {"hit": {"min": 1}}}}]}) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["ok"] is False
+    assert "r1.hit" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ({"steps": [], "colour": 1}, "colour"),
+        ({"steps": [], "config": {"units": 2}}, "units"),
+        ({"steps": [{"submit": "r", "prompt": [], "priority": 1}]}, "priority"),
+        ({"steps": [{"jump": 1}]}, "jump"),
+        ({"steps": [{"evict": {"rows": 1}}]}, "rows"),
+        ({"steps": [{"lookup": {"as": "q", "prompt": [], "depth": 1}}]}, "depth"),
+        ({"steps": [{"transfer": {"shut": "r"}}]}, "shut"),
+        ({"steps": [], "config": {"retention": ["forever"]}}, "forever"),
+        ({"steps": [], "config": {"retention": [{"every": 3}]}}, "every"),
+        ({"steps": [{"submit": "r", "prompt": [{"image": "a", "size": 3}]}]}, "size"),
+    ],
+)
+def test_an_unknown_key_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: object, named: str
+) -> None:
+    assert _run(tmp_path, document) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_an_unknown_result_is_a_failed_expectation(tmp_path: Path) -> None:
+    assert _run(tmp_path, {"steps": [*_STEPS, {"expect": {"r1": {"hits": 0}}}]}) == 1
+
+
+def test_a_retention_off_the_grid_names_both_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"unit": 16, "page_units": 1, "retention": [{"interval": 24}]}
+    assert _run(tmp_path, {"config": config, "steps": []}) == 2
+    error = capsys.readouterr().err
+    assert "24" in error
+    assert "16" in error

@@ -71,6 +71,14 @@ def _side_files(config: ModelConfig) -> dict[str, object]:
                 "fixed_output_tokens": None,
                 "image_mean": [0.5, 0.5, 0.5],
                 "image_std": [0.5, 0.5, 0.5],
+                "transparent_bg_config": {
+                    "pattern": "chessboard",
+                    "chessboard_square_size": 8,
+                    "chessboard_square_on_top_left": True,
+                    "chessboard_white_value": 255,
+                    "chessboard_gray_value": 180,
+                },
+                "transparent_bg_fill_stage": "after_resize",
             }
         },
     }

@@ -7,12 +7,16 @@ here, so they cannot differ.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from k3text.parsers.events import ContentDelta, Event, ReasoningDelta
 from k3text.parsers.output_parser import OutputParser
 from k3text.stop import StopMatcher
 from k3wire.messages.base import StageReport
 from k3wire.messages.stream import TokenDelta
+
+PublicFinish = Literal["stop", "length", "tool_calls"]
+"""The only finish reasons a client sees."""
 
 
 class Answer:
@@ -52,11 +56,12 @@ class Answer:
         return self._matcher.matched is not None
 
     @property
-    def finish(self) -> str:
-        """OpenAI's finish reason; `stop`, `length` or `tool_calls`."""
-        assert self._finish is not None
-        is_normal = self._finish == "stop" and not self.has_stopped_early
-        return "tool_calls" if is_normal and self._parser.num_tool_calls else self._finish
+    def finish(self) -> PublicFinish:
+        """OpenAI's finish reason, once the answer is ended."""
+        if self._finish != "stop":
+            return "length"
+        has_calls = self._parser.num_tool_calls > 0 and not self.has_stopped_early
+        return "tool_calls" if has_calls else "stop"
 
     def feed(self, delta: TokenDelta) -> list[Event]:
         """Takes a delta; gives what the client may see of it."""

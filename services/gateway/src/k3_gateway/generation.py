@@ -9,7 +9,7 @@ every stage.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -59,6 +59,7 @@ class Fleet:
         inbox: where tokens arrive.
         pieces: where long prompts are read from.
         route_wait_s: how long a missing worker is waited for; a restart takes less.
+        running: generations under way, to be told of workers that left.
     """
 
     gateway_id: str
@@ -68,6 +69,12 @@ class Fleet:
     inbox: TokenInbox
     pieces: PieceHolder
     route_wait_s: float
+    running: "set[Generation]" = field(default_factory=set["Generation"])
+
+    def worker_left(self, beat: Heartbeat) -> None:
+        """Tells every generation of a worker that fell silent."""
+        for generation in list(self.running):
+            generation.worker_left(beat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ class _Attempt:
     stream: TokenStream
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Generation:
     """One running request; use as an async context manager, then read `events` once.
 
@@ -132,10 +139,12 @@ class Generation:
             self._source = PromptSource(blob=blob)
         self._digests = prefix_digests(self.order.prompt.token_ids, self.order.cache_salt)
         metrics.REQUESTS_RUNNING.inc()
+        self.fleet.running.add(self)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         metrics.REQUESTS_RUNNING.dec()
+        self.fleet.running.discard(self)
         has_ended = self.answer.is_ended and not self.answer.has_stopped_early
         if self._attempt is not None:
             self._close_attempt()
@@ -154,7 +163,7 @@ class Generation:
             except K3Error:
                 logger.warning("cancel not sent", extra={"stage": stage})
 
-    async def events(self) -> AsyncIterator[list[Event]]:
+    async def events(self) -> AsyncGenerator[list[Event], None]:
         """Yields what a client may see, a batch for each delta; batches may be empty.
 
         Raises:
@@ -191,7 +200,7 @@ class Generation:
             # Prefill says so of its decode worker; a living one is back with its next beat.
             self.fleet.directory.suspect(attempt.decode.worker_id)
 
-    async def _try(self, number: int) -> AsyncIterator[list[Event]]:
+    async def _try(self, number: int) -> AsyncGenerator[list[Event], None]:
         attempt = await self._dispatch(number)
         loop = asyncio.get_running_loop()
         left_s = (self.order.deadline_unix_ns - time.time_ns()) / 1e9

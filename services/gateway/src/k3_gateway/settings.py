@@ -8,9 +8,9 @@ from k3wire.service.settings import CommonSettings, Setting
 class GatewaySettings(CommonSettings, frozen=True, kw_only=True):
     """Everything the gateway reads from its environment."""
 
-    redis_url: Annotated[str, Setting("K3_REDIS_URL", "Redis that holds image bytes (tier L1).")] = (
-        "redis://127.0.0.1:6379/0"
-    )
+    redis_url: Annotated[
+        str, Setting("K3_REDIS_URL", "Redis that holds image bytes (tier L1).")
+    ] = "redis://127.0.0.1:6379/0"
     checkpoint: Annotated[
         str,
         Setting("K3_CHECKPOINT", "Directory of the served checkpoint: tokenizer and image rules."),

@@ -96,6 +96,7 @@ class ServiceRuntime:
         self._reason = "starting"
         self._stop = asyncio.Event()
         self._subscriptions: list[Subscription] = []
+        self._on_stop: list[Callable[[], Awaitable[None]]] = []
         self._on_drain: list[Callable[[], Awaitable[None]]] = []
         self._health = HealthServer(self._why_not_ready, metrics.REGISTRY)
         self.tracing = Tracing(role, self.worker_id, settings.trace_dir, settings.trace_ratio)
@@ -147,6 +148,10 @@ class ServiceRuntime:
     def on_drain(self, action: Callable[[], Awaitable[None]]) -> None:
         """Adds something to wait for at a drain, after the calls have ended; run in order."""
         self._on_drain.append(action)
+
+    def on_stop(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Adds something to wait for at a drain before the calls end, like an HTTP server."""
+        self._on_stop.append(action)
 
     async def serve_shared(
         self,
@@ -243,6 +248,8 @@ class ServiceRuntime:
             await self._beat()
         try:
             async with asyncio.timeout(self._settings.grace_s):
+                for action in self._on_stop:
+                    await action()
                 async with asyncio.TaskGroup() as group:
                     for subscription in self._subscriptions:
                         group.create_task(subscription.drain())

@@ -5,10 +5,10 @@ that does not change encoded once a request.
 """
 
 import secrets
-from typing import Literal
 
 import msgspec
 
+from k3_gateway.answer import PublicFinish
 from k3_gateway.openai.errors import error_body
 from k3text.parsers.events import (
     ContentDelta,
@@ -22,9 +22,6 @@ from k3wire.errors import K3Error
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-
-PublicFinish = Literal["stop", "length", "tool_calls"]
-"""The only finish reasons a client sees."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, tag="usage"):

@@ -6,7 +6,7 @@ answer or reach inside the fleet is refused by name.
 
 import secrets
 
-from k3_gateway.openai.fields import (
+from k3_gateway.chat_request.fields import (
     JsonObject,
     as_list,
     as_object,

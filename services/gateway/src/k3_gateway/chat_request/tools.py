@@ -3,7 +3,7 @@
 import re
 from typing import Literal, cast
 
-from k3_gateway.openai import fields
+from k3_gateway.chat_request import fields
 from k3text.chat_format.conversation import (
     Effort,
     JsonObject,

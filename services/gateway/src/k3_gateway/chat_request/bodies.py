@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from k3_gateway.openai.fields import JsonObject
+from k3_gateway.chat_request.fields import JsonObject
 from k3wire.errors import InvalidJson, RequestTooLarge, UnsupportedMediaType
 
 MAX_DEPTH = 64

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from k3_gateway.openai.bodies import check_headers, decode_object, read_body
-from k3_gateway.openai.messages import parse_messages
-from k3_gateway.openai.params import parse_options
-from k3_gateway.openai.tools import parse_render_options, parse_tools
+from k3_gateway.chat_request.bodies import check_headers, decode_object, read_body
+from k3_gateway.chat_request.messages import parse_messages
+from k3_gateway.chat_request.params import parse_options
+from k3_gateway.chat_request.tools import parse_render_options, parse_tools
 from k3text.chat_format.conversation import (
     AssistantMessage,
     ImagePart,

@@ -8,8 +8,8 @@ from typing import cast
 
 import msgspec
 
-from k3_gateway.openai import fields
-from k3_gateway.openai.tools import parse_tools
+from k3_gateway.chat_request import fields
+from k3_gateway.chat_request.tools import parse_tools
 from k3text.chat_format.conversation import (
     AssistantMessage,
     Content,

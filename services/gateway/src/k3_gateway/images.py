@@ -1,0 +1,190 @@
+"""Images of a request, resolved to what the prompt and the fleet need: sizes, keys, ways to bytes.
+
+http and https go to the fetcher, which answers with metadata; data URLs are decoded, checked by
+their header and put into L1 here, and their bytes are held until the request ends, so that a stage
+that finds L1 empty can read them from this process.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from dataclasses import dataclass
+
+from k3_gateway.chat_request.messages import ImageInput
+from k3_gateway.data_url import decode_data_url, is_data_url
+from k3text.chat_format.conversation import ImageSize
+from k3text.images.config import ProcessorConfig
+from k3text.images.geometry import grid, num_tokens
+from k3text.images.header import ImageLimits, read_header
+from k3text.images.keys import content_key, feature_key
+from k3wire import subjects
+from k3wire.blobs.base import BlobStore
+from k3wire.bus.base import Bus
+from k3wire.errors import TierUnavailable
+from k3wire.messages.base import StageReport
+from k3wire.messages.fetch import ResolveRequest
+from k3wire.messages.media import ImageRef, ImageSlot
+from k3wire.service.patience import call_patiently
+from k3wire.service.pieces import PieceHolder
+
+MAX_AT_ONCE = 8
+"""Images of one request that are resolved side by side."""
+
+RESOLVE_TIMEOUT_S = 30.0
+"""All downloads of a request together."""
+
+
+def bytes_key(key: bytes) -> str:
+    """L1's key of an image's encoded bytes."""
+    return f"l1:bytes:{key.hex()}"
+
+
+@dataclass(slots=True)
+class ResolvedImages:
+    """Images of one request, in the order of their parts.
+
+    Attributes:
+        slots: offsets are still 0.
+        reports: of the fetcher, and of L1 for data URLs.
+        waited_ns: time the gateway spent waiting for them.
+    """
+
+    slots: tuple[ImageSlot, ...] = ()
+    reports: tuple[StageReport, ...] = ()
+    waited_ns: int = 0
+
+    @property
+    def sizes(self) -> tuple[ImageSize, ...]:
+        """What the renderer needs."""
+        return tuple(
+            ImageSize(width=slot.image.width, height=slot.image.height, num_tokens=slot.num_tokens)
+            for slot in self.slots
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageResolver:
+    """Resolves image parts.
+
+    Attributes:
+        bus: to the fetcher.
+        store: L1.
+        pieces: holds data URLs' bytes.
+        config: of the image processor, for sizes and feature keys.
+        worker_id: of this gateway.
+        max_image_bytes: longest encoded image.
+        ttl_s: how long L1 keeps a data URL's bytes.
+    """
+
+    bus: Bus
+    store: BlobStore
+    pieces: PieceHolder
+    config: ProcessorConfig
+    worker_id: str
+    max_image_bytes: int
+    ttl_s: float
+
+    @contextlib.asynccontextmanager
+    async def resolve(
+        self, images: Sequence[ImageInput], request_id: str, tenant: str, deadline_unix_ns: int
+    ) -> AsyncGenerator[ResolvedImages, None]:
+        """Resolves all images; the first that fails fails all, with its path.
+
+        Raises:
+            ImageError: an image cannot be used.
+            K3Error: the fetcher is away.
+        """
+        if not images:
+            yield ResolvedImages()
+            return
+        started_ns = time.monotonic_ns()
+        until_ns = min(deadline_unix_ns, time.time_ns() + int(RESOLVE_TIMEOUT_S * 1e9))
+        slots = asyncio.Semaphore(MAX_AT_ONCE)
+        held: list[bytes] = []
+
+        async def one(image: ImageInput) -> tuple[ImageRef, StageReport]:
+            async with slots:
+                if is_data_url(image.url):
+                    return await self._take_data(image, held)
+                request = ResolveRequest(
+                    request_id=request_id,
+                    url=image.url,
+                    tenant=tenant,
+                    param=image.param,
+                    deadline_unix_ns=until_ns,
+                )
+                subject = subjects.shared(subjects.RESOLVE)
+                reply = await call_patiently(self.bus, subject, subjects.RESOLVE, request, until_ns)
+                return reply.image, reply.report
+
+        try:
+            found = await _gather([one(image) for image in images])
+            yield ResolvedImages(
+                slots=tuple(
+                    self._slot(ref, image.param)
+                    for (ref, _), image in zip(found, images, strict=True)
+                ),
+                reports=tuple(report for _, report in found),
+                waited_ns=time.monotonic_ns() - started_ns,
+            )
+        finally:
+            for digest in held:
+                self.pieces.release(digest)
+
+    async def _take_data(
+        self, image: ImageInput, held: list[bytes]
+    ) -> tuple[ImageRef, StageReport]:
+        start_unix_ns, started_ns = time.time_ns(), time.monotonic_ns()
+        limits = ImageLimits(max_bytes=self.max_image_bytes)
+        data = decode_data_url(image.url, self.max_image_bytes, image.param)
+        header = read_header(data, limits, param=image.param)
+        key = content_key(data)
+        self.pieces.hold(data, digest=key, store_key=bytes_key(key))
+        held.append(key)
+        outcome, detail = "bypass", "unavailable"
+        with contextlib.suppress(TierUnavailable):
+            is_new = await self.store.put_if_absent(bytes_key(key), data, ttl_s=self.ttl_s)
+            outcome, detail = ("miss", "stored") if is_new else ("hit", "shared")
+        ref = ImageRef(
+            content_key=key,
+            media_type=header.media_type,
+            width=header.width,
+            height=header.height,
+            size_bytes=len(data),
+            holder=self.pieces.subject,
+        )
+        report = StageReport(
+            stage="fetcher",
+            tier="L1",
+            outcome=outcome,
+            worker_id=self.worker_id,
+            start_unix_ns=start_unix_ns,
+            duration_ns=time.monotonic_ns() - started_ns,
+            size_bytes=len(data),
+            num_hits=int(outcome == "hit"),
+            detail=f"data URL, {detail}",
+        )
+        return ref, report
+
+    def _slot(self, ref: ImageRef, param: str) -> ImageSlot:
+        return ImageSlot(
+            image=ref,
+            feature_key=feature_key(ref.content_key, self.config),
+            offset=0,
+            num_tokens=num_tokens(ref.width, ref.height, self.config),
+            grid_thw=grid(ref.width, ref.height, self.config),
+            param=param,
+        )
+
+
+async def _gather(
+    jobs: Sequence[Coroutine[None, None, tuple[ImageRef, StageReport]]],
+) -> list[tuple[ImageRef, StageReport]]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(job) for job in jobs]
+    except BaseExceptionGroup as group:
+        # One image's failure is the request's; its siblings were cancelled with it.
+        raise group.exceptions[0] from None
+    return [task.result() for task in tasks]

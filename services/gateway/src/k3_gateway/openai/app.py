@@ -1,0 +1,130 @@
+"""The HTTP application: routes, request ids, and every error in OpenAI's shape."""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from k3_gateway.openai.chat_completions import ChatService
+from k3_gateway.openai.errors import error_response
+from k3_gateway.pipeline import ServedModel
+from k3wire.errors import (
+    InternalError,
+    InvalidRequest,
+    K3Error,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+)
+from k3wire.ids import is_client_request_id, new_request_id
+from k3wire.telemetry import metrics
+
+logger = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+REQUEST_ID_HEADER = "x-request-id"
+
+
+def build_app(chat: ChatService, model: ServedModel, why_not_ready: Callable[[], str]) -> FastAPI:
+    """Makes the application.
+
+    Args:
+        chat: the endpoint's service.
+        model: what is served.
+        why_not_ready: "" while requests can be answered.
+    """
+    app = FastAPI(title="Kimi K3", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_errors(app)
+    _add_probes(app, why_not_ready)
+    _add_models(app, chat, model)
+
+    @app.post("/v1/chat/completions")
+    async def create_chat_completion(request: Request) -> Response:
+        request_id = new_request_id()
+        given = request.headers.get(REQUEST_ID_HEADER, "")
+        shown = given if is_client_request_id(given) else request_id
+        try:
+            response = await chat.create(request, request_id)
+        except K3Error as error:
+            if error.http_status >= 500:
+                logger.warning("request failed", extra={"request": request_id, "code": error.code})
+            metrics.REQUESTS.labels(error.code).inc()
+            response = error_response(error)
+        response.headers[REQUEST_ID_HEADER] = shown
+        return response
+
+    return app
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def on_http(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        if status == 405:
+            found: K3Error = MethodNotAllowed(f"{request.method} is not allowed on this path")
+        elif status == 404:
+            found = NotFound("There is no such path; the API is under /v1")
+        else:
+            found = InvalidRequest("The request cannot be read")
+        return error_response(found)
+
+    async def on_any(request: Request, error: Exception) -> Response:
+        return error_response(InternalError("Something went wrong on our side"))
+
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_any)
+
+    @app.exception_handler(K3Error)
+    async def on_ours(request: Request, error: K3Error) -> Response:
+        return error_response(error)
+
+
+def _add_probes(app: FastAPI, why_not_ready: Callable[[], str]) -> None:
+    async def health() -> Response:
+        return _json({"status": "ok"})
+
+    for path in ("/health", "/healthz", "/ping"):
+        app.add_api_route(path, health, methods=["GET"])
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        reason = why_not_ready()
+        body = {"status": "not ready", "reason": reason} if reason else {"status": "ready"}
+        return _json(body, 503 if reason else 200)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return _json({"version": VERSION})
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_models(app: FastAPI, chat: ChatService, model: ServedModel) -> None:
+    card = {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "k3",
+        "max_model_len": model.max_context_tokens,
+    }
+
+    @app.get("/v1/models")
+    async def list_models(request: Request) -> Response:
+        chat.keys.authenticate(request.headers)
+        return _json({"object": "list", "data": [card]})
+
+    @app.get("/v1/models/{name:path}")
+    async def show_model(request: Request, name: str) -> Response:
+        chat.keys.authenticate(request.headers)
+        if name != model.name:
+            raise ModelNotFound(f"The model {name[:80]!r} is not served here", param="model")
+        return _json(card)

@@ -1,0 +1,304 @@
+"""POST /v1/chat/completions: one request from its body to its last byte."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from k3_gateway.admission import Admission
+from k3_gateway.chat_request import bodies
+from k3_gateway.generation import Generation
+from k3_gateway.openai.auth import KeyRing
+from k3_gateway.openai.chunks import DONE, KEEP_ALIVE, BodyBuilder, ChunkEncoder, Usage
+from k3_gateway.pipeline import Pipeline, Prepared
+from k3text.parsers.events import Event
+from k3wire.errors import Cancelled, InternalError, K3Error, RequestTimeout
+from k3wire.telemetry import metrics
+from k3wire.telemetry.ledger import Ledger, build_ledger, server_timing
+from k3wire.telemetry.tracing import Tracing
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 15.0
+"""Silence after which a comment is sent, so that proxies keep the stream."""
+
+FIRST_BATCH_WAIT_S = 10.0
+"""How long the status line waits for the first token, so that early failures have a status."""
+
+STREAM_HEADERS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatService:
+    """What the endpoint works with."""
+
+    pipeline: Pipeline
+    keys: KeyRing
+    admission: Admission
+    tracing: Tracing
+    max_body_bytes: int
+    body_timeout_s: float
+    closing: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
+
+    async def create(self, request: Request, request_id: str) -> Response:
+        """Answers one call.
+
+        Raises:
+            K3Error: anything that ends the request before its status line.
+        """
+        arrival_unix_ns = time.time_ns()
+        tenant = self.keys.authenticate(request.headers)
+        bodies.check_headers(request.headers, self.max_body_bytes)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self.admission.slot())
+            stack.enter_context(self.tracing.span("gateway chat"))
+            body = await self._read(request)
+            stack.enter_context(self.admission.budget(len(body)))
+            prepared = await stack.enter_async_context(
+                self.pipeline.prepare(body, tenant, request_id, arrival_unix_ns)
+            )
+            generation = await stack.enter_async_context(self.pipeline.start(prepared))
+            if prepared.options.is_stream:
+                batches = _Batches(generation)
+                await batches.wait_first(FIRST_BATCH_WAIT_S)
+                # From here on the response's generator owns everything that is open.
+                close = self._closer(generation, batches, stack.pop_all())
+                stream = _stream(prepared, generation, batches, close)
+                headers = STREAM_HEADERS | _timing(generation)
+                return StreamingResponse(
+                    stream, media_type="text/event-stream; charset=utf-8", headers=headers
+                )
+            return await self._whole(request, prepared, generation)
+
+    def _closer(
+        self, generation: Generation, batches: "_Batches", stack: contextlib.AsyncExitStack
+    ) -> Callable[[str], Awaitable[None]]:
+        async def close_all(code: str) -> None:
+            async with stack:
+                await batches.close()
+            _note_end(generation, code)
+
+        async def close(code: str) -> None:
+            # The server cancels every await of a client that left; a task of its own is spared.
+            task = asyncio.get_running_loop().create_task(close_all(code))
+            self.closing.add(task)
+            task.add_done_callback(self.closing.discard)
+            await asyncio.shield(task)
+
+        return close
+
+    async def _read(self, request: Request) -> bytes:
+        try:
+            async with asyncio.timeout(self.body_timeout_s):
+                return await bodies.read_body(request.stream(), self.max_body_bytes)
+        except TimeoutError as error:
+            raise RequestTimeout("The body took too long to arrive") from error
+
+    async def _whole(
+        self, request: Request, prepared: Prepared, generation: Generation
+    ) -> Response:
+        loop = asyncio.get_running_loop()
+        collect = loop.create_task(_collect(generation))
+        # Only streaming handlers are cancelled by the server when a client leaves.
+        gone = loop.create_task(_client_gone(request))
+        code = Cancelled.code
+        try:
+            await asyncio.wait([collect, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not collect.done():
+                raise Cancelled("The client left")
+            builder = collect.result()
+            code = "ok"
+        except K3Error as error:
+            code = error.code
+            raise
+        finally:
+            for task in (collect, gone):
+                task.cancel()
+            await asyncio.wait([collect, gone])
+            _note_end(generation, code)
+        usage = _usage(generation)
+        body = builder.body(
+            prepared.request_id,
+            prepared.options.model,
+            prepared.fingerprint,
+            prepared.created_s,
+            generation.answer.finish,
+        )
+        return Response(
+            msgspec.json.encode(body | {"usage": usage.body()}),
+            media_type="application/json",
+            headers=_timing(generation),
+        )
+
+
+async def _collect(generation: Generation) -> BodyBuilder:
+    builder = BodyBuilder()
+    async for batch in generation.events():
+        for event in batch:
+            builder.add(event)
+    return builder
+
+
+async def _client_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Batches:
+    """The event batches of a generation, read by a task so that waiting can be bounded."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._iterator = generation.events()
+        self._first: asyncio.Task[list[Event] | None] | None = None
+
+    async def _next(self) -> list[Event] | None:
+        return await anext(self._iterator, None)
+
+    async def next(self, wait_s: float) -> list[Event] | None:
+        """Gives the next batch, None at the end.
+
+        Raises:
+            TimeoutError: nothing came in time; call again to go on waiting.
+            K3Error: the generation failed.
+        """
+        if self._first is None:
+            self._first = asyncio.get_running_loop().create_task(self._next())
+        done, _ = await asyncio.wait([self._first], timeout=wait_s)
+        if not done:
+            raise TimeoutError
+        task, self._first = self._first, None
+        return task.result()
+
+    async def wait_first(self, wait_s: float) -> None:
+        """Waits for the first batch and keeps it; silence is fine, failure is not."""
+        if self._first is None:
+            self._first = asyncio.get_running_loop().create_task(self._next())
+        try:
+            await asyncio.wait([self._first], timeout=wait_s)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if self._first.done() and self._first.exception() is not None:
+            task, self._first = self._first, None
+            task.result()
+
+    async def close(self) -> None:
+        """Stops reading; safe twice."""
+        if self._first is not None:
+            task, self._first = self._first, None
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()
+        await self._iterator.aclose()
+
+
+async def _stream(
+    prepared: Prepared,
+    generation: Generation,
+    batches: _Batches,
+    close: Callable[[str], Awaitable[None]],
+) -> AsyncIterator[bytes]:
+    encoder = ChunkEncoder(
+        prepared.request_id,
+        prepared.options.model,
+        prepared.fingerprint,
+        prepared.created_s,
+        has_usage=prepared.options.has_usage_chunk,
+    )
+    code = Cancelled.code
+    try:
+        yield encoder.first()
+        while True:
+            try:
+                batch = await batches.next(KEEP_ALIVE_S)
+            except TimeoutError:
+                yield KEEP_ALIVE
+                continue
+            if batch is None:
+                break
+            chunk = b"".join(map(encoder.event, batch))
+            if chunk:
+                yield chunk
+        usage = _usage(generation)
+        yield encoder.last(generation.answer.finish, usage) + encoder.usage(usage) + DONE
+        code = "ok"
+    except K3Error as error:
+        code = error.code
+        yield encoder.error(error)
+    except Exception:
+        # After the status line only the stream itself can tell that something broke.
+        logger.exception("stream failed", extra={"request": prepared.request_id})
+        code = InternalError.code
+        yield encoder.error(InternalError("Something went wrong on our side"))
+    finally:
+        await close(code)
+
+
+def _ledger(generation: Generation) -> Ledger | None:
+    if not generation.first_token_unix_ns:
+        return None
+    return build_ledger(
+        generation.answer.reports,
+        generation.order.arrival_unix_ns,
+        generation.first_token_unix_ns,
+    )
+
+
+def _timing(generation: Generation) -> dict[str, str]:
+    ledger = _ledger(generation)
+    return {"server-timing": server_timing(ledger)} if ledger else {}
+
+
+def _usage(generation: Generation) -> Usage:
+    answer = generation.answer
+    ledger = _ledger(generation)
+    return Usage(
+        num_prompt_tokens=generation.order.num_prompt_tokens,
+        num_cached_tokens=answer.num_cached_tokens or 0,
+        num_image_tokens=sum(slot.num_tokens for slot in generation.order.prompt.image_slots),
+        num_output_tokens=answer.num_output_tokens,
+        num_reasoning_tokens=answer.num_reasoning_tokens,
+        ledger=msgspec.to_builtins(ledger) if ledger else None,
+    )
+
+
+def _note_end(generation: Generation, code: str) -> None:
+    answer, order = generation.answer, generation.order
+    now_ns = time.time_ns()
+    metrics.REQUESTS.labels(code).inc()
+    metrics.REQUEST_DURATION.labels(code).observe((now_ns - order.arrival_unix_ns) / 1e9)
+    if generation.first_token_unix_ns:
+        first_s = (generation.first_token_unix_ns - order.arrival_unix_ns) / 1e9
+        metrics.TIME_TO_FIRST_TOKEN.observe(first_s)
+        if answer.num_output_tokens > 1:
+            rest_s = (now_ns - generation.first_token_unix_ns) / 1e9
+            metrics.TIME_PER_OUTPUT_TOKEN.observe(rest_s / (answer.num_output_tokens - 1))
+    metrics.TOKENS.labels("input").inc(order.num_prompt_tokens)
+    metrics.TOKENS.labels("cached").inc(answer.num_cached_tokens or 0)
+    metrics.TOKENS.labels("output").inc(answer.num_output_tokens)
+    for report in answer.reports:
+        metrics.STAGE_DURATION.labels(report.stage).observe(report.duration_ns / 1e9)
+        if report.tier != "none":
+            metrics.TIER_LOOKUPS.labels(report.tier, report.outcome).inc()
+            metrics.TIER_SAVED.labels(report.tier).inc(report.saved_ns / 1e9)
+    logger.info(
+        "request finished",
+        extra={
+            "request": order.request_id,
+            "code": code,
+            "prompt": order.num_prompt_tokens,
+            "cached": answer.num_cached_tokens or 0,
+            "output": answer.num_output_tokens,
+            "ms": round((now_ns - order.arrival_unix_ns) / 1e6, 1),
+        },
+    )

@@ -2,7 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from k3core.engine.script import Script, ScriptError, ScriptLine, load_script, parse_script
+from k3core.engine.script import (
+    Script,
+    ScriptError,
+    ScriptLine,
+    load_script,
+    parse_script,
+    split_markers,
+)
 from k3wire.errors import InvalidRequest
 
 
@@ -62,3 +69,28 @@ def test_a_script_without_lines_or_without_a_file_is_refused(tmp_path: Path) -> 
         parse_script("\n\n", letters)
     with pytest.raises(ScriptError):
         load_script(tmp_path / "absent.jsonl", letters)
+
+
+def test_markers_are_cut_out_of_a_text_and_nothing_is_lost() -> None:
+    text = "<|open|>think<|sep|>a <|b|> c<|close|>think<|sep|><|end_of_msg|>"
+    pieces = split_markers(text)
+    assert "".join(piece for piece, _ in pieces) == text
+    assert [piece for piece, is_marker in pieces if is_marker] == [
+        "<|open|>",
+        "<|sep|>",
+        "<|close|>",
+        "<|sep|>",
+        "<|end_of_msg|>",
+    ]
+    assert [piece for piece, is_marker in pieces if not is_marker] == [
+        "think",
+        "a <|b|> c",
+        "think",
+    ]
+
+
+def test_equal_scripts_have_equal_fingerprints_and_others_differ() -> None:
+    one = parse_script('{"match": "", "token_ids": [1, 2]}', letters)
+    same = parse_script('{"token_ids": [1, 2], "match": ""}', letters)
+    other = parse_script('{"match": "", "token_ids": [1, 3]}', letters)
+    assert one.fingerprint() == same.fingerprint() != other.fingerprint()

@@ -10,6 +10,8 @@ A request gets the first line whose `match` occurs in the last thing its user sa
 room stays free of text.
 """
 
+import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,9 @@ import msgspec
 from k3wire.errors import InvalidRequest
 
 _MAX_MS = 3_600_000.0
+
+_MARKERS = re.compile(r"(<\|open\|>|<\|close\|>|<\|sep\|>|<\|end_of_msg\|>)")
+"""The four markers of the chat format, as a script's author writes them."""
 
 
 class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +66,10 @@ class Script:
 
     lines: tuple[ScriptLine, ...]
 
+    def fingerprint(self) -> str:
+        """Names the script's content, 16 hexadecimal digits; equal scripts give equal names."""
+        return hashlib.sha256(msgspec.json.encode(self.lines)).hexdigest()[:16]
+
     def find(self, last_user_text: str) -> int:
         """Gives the index of the line that answers.
 
@@ -74,6 +83,17 @@ class Script:
             'No line of the script matches the last user message; a line with "match": "" '
             "answers everything."
         )
+
+
+def split_markers(text: str) -> list[tuple[str, bool]]:
+    """Cuts a line's text at the literal markers of the chat format.
+
+    Returns:
+        (piece, whether it is a marker), in order and without empty pieces; a tokenizer encodes
+        each piece on its own, as it does when it renders a conversation.
+    """
+    pieces = _MARKERS.split(text)
+    return [(piece, bool(_MARKERS.fullmatch(piece))) for piece in pieces if piece]
 
 
 def load_script(path: Path, encode: Callable[[str], list[int]]) -> Script:

@@ -260,6 +260,7 @@ class PrefixCache:
             unit=sequence.units[place - 1],
             epoch=self.epoch,
             previous=self._previous(sequence, place - 1),
+            successor=next(iter(sequence.digests[place : place + 1]), b""),
             number=0,
         )
         is_new = self.states.seal(checkpoint)
@@ -267,7 +268,9 @@ class PrefixCache:
             count(self.stats.exports, reason.name.lower())
             self.paged.lost_state.discard(checkpoint.unit)
             self._replace_rolling(sequence, checkpoint)
-            self._trim_path(sequence, checkpoint)
+            if self.config.path_cap > 0:
+                # After the step: what it restored from is locked until then.
+                self.fence.after(lambda: self._trim_path(sequence, checkpoint))
         else:
             self.stats.refused_states += 1
         return is_new
@@ -466,13 +469,10 @@ class PrefixCache:
 
     def _trim_path(self, sequence: Sequence, newest: Checkpoint) -> None:
         """Keep at most `path_cap` states on this path: shallow ones go, forks and the tail stay."""
-        cap = self.config.path_cap
-        if cap < 0:
-            return
         path = [
             self.states.sealed[d] for d in filter(self.states.sealed.__contains__, sequence.digests)
         ]
-        surplus = len(path) - cap
+        surplus = len(path) - self.config.path_cap
         for checkpoint in path[:-1]:
             if surplus <= 0:
                 return

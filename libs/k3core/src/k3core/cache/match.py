@@ -65,6 +65,8 @@ def find_match(
     units = paged.match(digests)
     reach = _reach(config, n, units)
     found = deepest(config, digests, states.sealed, reach)
+    if config.is_drop_strict:
+        found = _confirmed(config, digests, states, found)
     checkpoint = states.sealed[found] if found else None
     hit = checkpoint.position if checkpoint else 0
     usable = min(units * unit, (n - 1) // unit * unit)
@@ -93,6 +95,18 @@ def deepest(
     path = digests[:units] if step == 1 else digests[step - 1 : units : step]
     # filter and reversed run in C: a path of 200k tokens is walked in tens of microseconds.
     return next(filter(known.__contains__, reversed(path)), b"")
+
+
+def _confirmed(
+    config: CacheConfig, digests: Items[bytes], states: StateManager, found: bytes
+) -> bytes:
+    """The deepest checkpoint up to `found` whose writer went on as this sequence does."""
+    while found:
+        place = states.sealed[found].position // config.unit_tokens
+        if states.sealed[found].successor in digests[place : place + 1]:
+            return found
+        found = deepest(config, digests, states.sealed, place - 1)
+    return b""
 
 
 def _reach(config: CacheConfig, n: int, units: int) -> int:

@@ -56,6 +56,9 @@ class CacheConfig:
         export_mode: how a state inside a chunk is obtained: exported inside the pass, or by
             ending a chunk on the grid (`align`), or on the grid and on the unit (`partial`).
         partial_hits: False lets only grid positions be stored and hit.
+        is_drop_strict: under `drop`, a checkpoint is restored only if the unit after it is the
+            one its writer went on with, not merely any that is known: the drafter's last slot
+            was computed from that one.
         path_cap: checkpoints kept on a path, tails, forks and locks aside; -1 for no cap.
         page_bytes: size of a page, for byte counters and the host tier; 0 if not known.
         host_bytes: bound of the host-memory tier; 0 for none.
@@ -74,6 +77,7 @@ class CacheConfig:
     retention: Retention = Retention()
     promotion: Promotion = "second_hit"
     draft: Draft = "off"
+    is_drop_strict: bool = False
     path_cap: int = -1
     codec: Codec = "raw"
     eviction: Eviction = "lru"

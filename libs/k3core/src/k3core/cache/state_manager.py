@@ -40,6 +40,7 @@ class Checkpoint:
         epoch: of the last use.
         previous: position of the checkpoint before it on its path when it was sealed.
         number: ascending, breaks ties.
+        successor: digest of the unit that followed when it was taken, b"" if there was none.
         hits: restores so far.
         pins: restores and transfers that read it now.
     """
@@ -53,6 +54,7 @@ class Checkpoint:
     epoch: int
     previous: int
     number: int
+    successor: bytes = b""
     hits: int = 0
     pins: int = 0
 

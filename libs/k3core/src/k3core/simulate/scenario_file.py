@@ -187,7 +187,7 @@ def _cache(config: dict[str, Json], name: str) -> CacheConfig:
         export_alignment=number("export_alignment", 16),
         export_mode=cast("ExportMode", choice("export_mode", "in_pass", ExportMode)),
         partial_hits=partial,
-        retention=_retention(config.get("retention", ["prompt_end"]), name),
+        retention=read_retention(config.get("retention", ["prompt_end"]), name),
         promotion=cast("Promotion", choice("promotion", "second_hit", Promotion)),
         draft=cast("Draft", choice("draft", "off", Draft)),
         path_cap=cap,
@@ -199,7 +199,12 @@ def _cache(config: dict[str, Json], name: str) -> CacheConfig:
     )
 
 
-def _retention(value: Json, name: str) -> Retention:
+def read_retention(value: Json, name: str) -> Retention:
+    """The union that a list of rules stands for.
+
+    Raises:
+        ScenarioError: naming a rule that is not known.
+    """
     items = cast("list[Json]", value) if isinstance(value, list) else [value]
     names: set[str] = set()
     intervals: list[int] = []

@@ -3,34 +3,203 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
-from k3core.cache.spec import CacheError
-from k3core.simulate.scenario_file import ScenarioError, read_cases
+import msgspec
+
+from k3core.cache.layout import ModelSizes, PageLayout, model_sizes, plan_layout, raw_state_bytes
+from k3core.cache.spec import CacheConfig, CacheError, Codec, Draft, Eviction, ExportMode, Promotion
+from k3core.config import ConfigError
+from k3core.simulate.capacity import fit_layout, plot, sweep, usual_policies
+from k3core.simulate.scenario_file import ScenarioError, read_cases, read_retention
 from k3core.simulate.steps import run_case
+from k3core.simulate.trace import replay, unlimited
+from k3core.simulate.trace_formats import (
+    TraceError,
+    TraceFormat,
+    TraceRequest,
+    block_tokens,
+    read_trace,
+)
+from k3core.weights.config_file import load_config
 from k3ctl.subparsers import Subparsers
+
+# Kimi K3 at one rank of eight with rows of one byte an element: 69 KDA and 24 MLA layers, 96
+# heads of 128. Source: config.json of the release, architecture table.
+K3_TP8 = ModelSizes(
+    mla_layers=24,
+    row_elements=576,
+    row_bytes=576,
+    kda_layers=69,
+    state_heads=12,
+    head_dim=128,
+    conv_width=4,
+    conv_itemsize=2,
+)
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Declare the command."""
     parser = subparsers.add_parser("simulate", help="run cache scenarios, or replay a trace")
-    parser.add_argument("--scenario", type=Path, action="append", default=[], help="JSON file")
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--scenario", type=Path, action="append", default=[], help="JSON file")
+    what.add_argument("--trace", type=Path, action="append", default=[], help="file or folder")
+    what.add_argument("--format", choices=get_args(TraceFormat), default="mooncake")
+    what.add_argument("--limit", type=int, default=0, help="first requests of a trace only")
+    policy = parser.add_argument_group("policies of a trace replay")
+    policy.add_argument("--unit", type=int, default=0, help="match unit, tokens")
+    policy.add_argument(
+        "--grid",
+        "--checkpoint-grid",
+        type=int,
+        default=0,
+        help="tokens a state block spans; the unit if absent",
+    )
+    policy.add_argument(
+        "--retention",
+        default="prompt_end",
+        help="comma list, such as prompt_end,interval:8192; 'none' for none",
+    )
+    policy.add_argument("--promotion", choices=get_args(Promotion), default="second_hit")
+    policy.add_argument("--draft", choices=get_args(Draft), default="off")
+    policy.add_argument(
+        "--strict-drop", action="store_true", help="a dropped unit must be the state's writer's own"
+    )
+    policy.add_argument("--path-cap", type=int, default=-1)
+    policy.add_argument("--states-per-session", type=int, default=0)
+    policy.add_argument("--eviction", choices=get_args(Eviction), default="lru")
+    policy.add_argument("--codec", choices=get_args(Codec), default="raw")
+    policy.add_argument("--export-mode", choices=get_args(ExportMode), default="in_pass")
+    policy.add_argument("--export-alignment", type=int, default=16)
+    policy.add_argument("--chunk-tokens", type=int, default=1 << 30)
+    size = parser.add_argument_group("sizes; unlimited if none is given")
+    size.add_argument("--pages", type=int, default=0, help="pages of MLA rows")
+    size.add_argument("--page-units", type=int, default=1, help="units a page")
+    size.add_argument("--slots", type=int, default=0, help="states")
+    size.add_argument(
+        "--memory-gib", type=float, default=0.0, help="one rank's cache, in pages of the model"
+    )
+    size.add_argument("--config", type=Path, help="checkpoint folder; Kimi K3 at TP8 if absent")
+    size.add_argument("--tp", type=int, default=8)
+    size.add_argument(
+        "--state-bytes", type=int, default=0, help="for byte totals; the model's if 0"
+    )
+    size.add_argument(
+        "--row-bytes", type=int, default=0, help="of a token in all layers; the model's if 0"
+    )
+    size.add_argument(
+        "--plot", type=Path, help="picture of hit rate against capacity, a line a policy"
+    )
+    size.add_argument("--plot-gib", default="4,8,16,32,64,128", help="capacities to draw")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one JSON object a case; 1 if an expectation fails, 2 if a file cannot be run."""
+    """Print one JSON object a case or trace; 1 if an expectation fails, 2 if a file is no good."""
+    if not args.scenario and not args.trace:
+        print("k3 simulate: give --scenario or --trace", file=sys.stderr)
+        return 2
     status = 0
     for path in args.scenario:
         try:
-            cases = read_cases(json.loads(path.read_text()))
-            for case in cases:
-                result = run_case(case)
-                print(json.dumps(result))
-                if not result["ok"]:
-                    print(f"k3 simulate: {case.name}: {result['failures'][0]}", file=sys.stderr)
-                    status = max(status, 1)
-        except (ScenarioError, CacheError, OSError, ValueError) as error:
+            status = max(status, _run_scenario(path))
+        except (ScenarioError, CacheError, OSError, json.JSONDecodeError) as error:
             print(f"k3 simulate: {path}: {error}", file=sys.stderr)
             status = 2
+    if args.trace:
+        try:
+            _run_trace(args)
+        except (ScenarioError, TraceError, CacheError, ConfigError, OSError) as error:
+            print(f"k3 simulate: {error}", file=sys.stderr)
+            status = 2
     return status
+
+
+def _run_scenario(path: Path) -> int:
+    status = 0
+    for case in read_cases(json.loads(path.read_text())):
+        result = run_case(case)
+        print(json.dumps(result))
+        for failure in result["failures"][:3]:
+            print(f"k3 simulate: {case.name}: {failure}", file=sys.stderr)
+            status = 1
+    return status
+
+
+def _run_trace(args: argparse.Namespace) -> None:
+    sizes, layout = _model(args)
+    unit = args.unit or max(layout.unit_tokens, block_tokens(args.format))
+    layout = plan_layout(sizes, unit)
+    config = _config(args, unit)
+    requests = list(read_trace(args.trace, args.format, unit))
+    if args.limit:
+        requests = requests[: args.limit]
+    if args.memory_gib:
+        fitted = fit_layout(config, layout, int(args.memory_gib * 2**30))
+    elif args.pages:
+        slots = args.slots or args.pages
+        fitted = replace(config, memory="two_pools", num_pages=args.pages, num_slots=slots)
+    else:
+        fitted = unlimited(config, requests)
+        if args.slots:
+            fitted = replace(fitted, num_slots=args.slots)
+    report = replay(
+        fitted,
+        requests,
+        args.chunk_tokens,
+        args.states_per_session,
+        args.state_bytes or raw_state_bytes(sizes),
+        args.row_bytes or sizes.mla_layers * sizes.row_bytes,
+    )
+    print(msgspec.json.encode(report).decode())
+    if args.plot:
+        _plot(args, config, layout, requests)
+
+
+def _plot(
+    args: argparse.Namespace, config: CacheConfig, layout: PageLayout, requests: list[TraceRequest]
+) -> None:
+    memory = [float(each) for each in args.plot_gib.split(",")]
+    flat = fit_layout(config, layout, 1)
+    capacities = [int(gib * 2**30) // layout.page_bytes for gib in memory]
+    points = sweep(usual_policies(flat), requests, capacities)
+    for point in points:
+        row = {"policy": point.policy, "pages": point.pages, "hit_rate": point.report.hit_rate}
+        print(json.dumps(row))
+    try:
+        plot(points, args.plot, layout.page_bytes)
+    except ImportError:
+        print("k3 simulate: --plot needs matplotlib, which is not installed", file=sys.stderr)
+
+
+def _model(args: argparse.Namespace) -> tuple[ModelSizes, PageLayout]:
+    if args.config is None:
+        return K3_TP8, plan_layout(K3_TP8)
+    sizes = model_sizes(load_config(args.config).text, args.tp)
+    return sizes, plan_layout(sizes)
+
+
+def _config(args: argparse.Namespace, unit: int) -> CacheConfig:
+    items: list[object] = []
+    for word in args.retention.split(","):
+        name, _, number = word.partition(":")
+        if number:
+            items.append({name: int(number) if number.isdigit() else number})
+        elif name and name != "none":
+            items.append(name)
+    return CacheConfig(
+        unit_tokens=unit,
+        page_units=args.page_units,
+        checkpoint_grid=args.grid or unit,
+        export_alignment=args.export_alignment,
+        export_mode=args.export_mode,
+        retention=read_retention(items, "--retention"),
+        promotion=args.promotion,
+        draft=args.draft,
+        is_drop_strict=args.strict_drop,
+        path_cap=args.path_cap,
+        codec=args.codec,
+        eviction=args.eviction,
+    )

@@ -5,14 +5,19 @@ row do not depend on the batch around it, on how a sequence is cut into chunks, 
 number of threads, bit for bit. Inference only, float32 and bfloat16.
 """
 
-import os
 from dataclasses import replace
 from functools import lru_cache
 
+from k3core.kernels.attn_res.native import NativeAttnRes
 from k3core.kernels.interface import Kernels
 from k3core.kernels.kda.native import NativeKda
+from k3core.kernels.linear.native import NativeLinear
+from k3core.kernels.mla.native import NativeMla
+from k3core.kernels.moe.native import NativeMoe
 from k3core.kernels.native.build import build_library, default_cache_dir, find_toolchain
 from k3core.kernels.native.library import NativeLibrary, load_library
+from k3core.kernels.norm.native import NativeNorm
+from k3core.kernels.situ.native import NativeActivation
 
 
 @lru_cache(maxsize=1)
@@ -32,11 +37,23 @@ def build(base: Kernels) -> Kernels:
         BackendUnavailableError: no compiler, or it cannot compile or load the sources.
     """
     library = native_library()
-    kda = NativeKda(library)
+    kda, mla, moe = NativeKda(library), NativeMla(library), NativeMoe(library)
+    norm, attn_res = NativeNorm(library), NativeAttnRes(library)
     return replace(
         base,
         name="cpu-native",
-        reason=f"compiled {os.path.basename(library.path)}, {library.get_threads()} threads",
+        reason=f"compiled {library.path.name}, {library.get_threads()} threads",
+        linear=NativeLinear(library).run,
+        rms_norm=norm.rms_norm,
+        gated_rms_norm=norm.gated_rms_norm,
+        activate=NativeActivation(library).run,
+        attn_res_mix=attn_res.mix,
+        attn_res_norm=attn_res.mix_norm,
         kda_prefill=kda.run,
         kda_decode=kda.run,
+        mla_write=mla.write,
+        mla_prefill=mla.prefill,
+        mla_decode=mla.decode,
+        route=moe.route,
+        experts=moe.experts,
     )

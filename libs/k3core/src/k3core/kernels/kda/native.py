@@ -12,6 +12,7 @@ import ctypes
 import torch
 
 from k3core.kernels.interface import KdaInputs, KdaPlan, KdaStates, KdaWeights
+from k3core.kernels.native.arguments import KdaArgs
 from k3core.kernels.native.library import (
     NativeLibrary,
     byte_array,
@@ -19,27 +20,6 @@ from k3core.kernels.native.library import (
     long_array,
     type_code,
 )
-
-
-class _KdaArgs(ctypes.Structure):
-    """`kda_args` of native/src/kda.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "gate", "beta")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("qkv_row", "gate_row", "gate_head", "beta_row", "beta_head")
-        ),
-        *((name, ctypes.c_void_p) for name in ("conv", "a_log", "dt_bias")),
-        *((name, ctypes.c_void_p) for name in ("starts", "pages", "exports", "has_state")),
-        *((name, ctypes.c_void_p) for name in ("state", "window")),
-        *((name, ctypes.c_int64) for name in ("state_page", "window_page", "window_row")),
-        ("out", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_sequences", "num_exports")),
-        *((name, ctypes.c_int64) for name in ("H", "K", "V", "W")),
-        *((name, ctypes.c_int32) for name in ("input_type", "window_type", "bounded")),
-        ("lower_bound", ctypes.c_float),
-    )
 
 
 class NativeKda:
@@ -65,7 +45,7 @@ class NativeKda:
         _check_layout(inputs, weights, states)
         o_THV = torch.empty(num_tokens, num_heads, value_dim)
         exports = tuple(x for export in sorted(plan.exports) for x in export)
-        arguments = _KdaArgs(
+        arguments = KdaArgs(
             inputs.qkv.data_ptr(),
             inputs.gate.data_ptr(),
             inputs.beta.data_ptr(),

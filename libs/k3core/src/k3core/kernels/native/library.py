@@ -15,20 +15,12 @@ from typing import TypeAlias
 import torch
 
 from k3core.kernels.errors import BackendUnavailableError
+from k3core.kernels.native.arguments import STRUCT_ENTRIES
 
 # A C entry point: ctypes gives no better type for what it makes at run time.
 Function: TypeAlias = Callable[..., int]
 
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-
-_POINTER = ctypes.c_void_p
-_LONG = ctypes.c_int64
-_INT = ctypes.c_int32
-_FLOAT = ctypes.c_float
-
-# Arguments of the entry points that do not take one struct, as in the C sources.
-_SIGNATURES: dict[str, tuple[type, ...]] = {}
-_STRUCT_ENTRIES = ("k3_kda",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +29,7 @@ class NativeLibrary:
 
     Attributes:
         path: of the shared object.
-        entries: C functions; each returns 0, or 1 when out of memory.
+        entries: C functions of one address; each returns 0, or 1 when out of memory.
         set_threads: how many threads later calls may use, for the whole process.
         get_threads: the number that is set.
     """
@@ -59,9 +51,9 @@ def load_library(path: Path) -> NativeLibrary:
     except OSError as error:
         raise BackendUnavailableError(f"native kernels do not load: {error}") from error
     entries: dict[str, Function] = {}
-    for name in (*_SIGNATURES, *_STRUCT_ENTRIES):
+    for name in STRUCT_ENTRIES:
         function = getattr(handle, name)
-        function.argtypes = _SIGNATURES.get(name, (_POINTER,))
+        function.argtypes = (ctypes.c_void_p,)
         function.restype = ctypes.c_int
         entries[name] = function
     handle.k3_set_threads.argtypes = (ctypes.c_int,)
@@ -94,6 +86,12 @@ def type_code(tensor: torch.Tensor) -> int:
     if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError("native kernels compute no gradients: use inference mode")
     return code
+
+
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """[..., D] as [rows, D] with a dense last axis; a copy only where strides demand one."""
+    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
 
 
 @lru_cache(maxsize=256)

@@ -87,8 +87,14 @@ K3_INLINE void v_store_part(float *p, v8f x, long n) {
 
 /* Sum of the lanes, always as ((0+4)+(2+6)) + ((1+5)+(3+7)). */
 K3_INLINE float v_sum(v8f x) {
+#ifdef __AVX__
+  __m128 a = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  __m128 b = _mm_add_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+#else
   float a0 = x[0] + x[4], a1 = x[1] + x[5], a2 = x[2] + x[6], a3 = x[3] + x[7];
   return (a0 + a2) + (a1 + a3);
+#endif
 }
 
 K3_INLINE float v_largest(v8f x) {
@@ -171,12 +177,12 @@ K3_INLINE void v_transpose8(v8f rows[LANES]) {
 #endif
 }
 
-/* e^x to about one unit in the last place; 0 below -87.3, finite up to 88.3.
+/* e^x to about one unit in the last place; 0 below -87.3, infinite above 88.4.
  * Source: Cephes expf, coefficients of the minimax polynomial on |r| <= ln(2) / 2. */
 K3_INLINE v8f v_exp(v8f x) {
   const v8f magic = v_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
   v8i vanishes = (v8i)(x < v_set(-87.33654f));
-  x = v_min(v_max(x, v_set(-87.33654f)), v_set(88.3f));
+  x = v_min(v_max(x, v_set(-87.33654f)), v_set(89.0f));
   v8f shifted = v_fma(x, v_set(1.44269504088896341f), magic);
   v8f n = shifted - magic;
   v8f r = v_fma(n, v_set(-0.693359375f), x);

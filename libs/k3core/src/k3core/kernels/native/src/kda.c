@@ -198,10 +198,13 @@ static void step_in_place(float *S, const kda_block b, float *out, kda_dims d) {
     for (long k = 0; k < d.K; k += LANES) {
       for (int i = 0; i < LANES; i++) rows[i] = v_load(S + i * d.K + k);
       v_transpose8(rows);
-      for (int i = 0; i < LANES; i++) {
-        seen = v_fma(v_set(next_key[k + i]), rows[i], seen);
-        read = v_fma(v_set(query[k + i]), rows[i], read);
+      v8f part_seen = v_zero(), part_read = v_zero();
+      for (int i = 0; i < KDA_PART; i++) {
+        part_seen = v_fma(v_set(next_key[k + i]), rows[i], part_seen);
+        part_read = v_fma(v_set(query[k + i]), rows[i], part_read);
       }
+      seen = seen + part_seen;
+      read = read + part_read;
     }
     v8f u = v_set(b.beta[0]) * (v_load(b.v + v) - seen);
     v_store(out + v, v_fma(v_set(b.kq[0]), u, read));

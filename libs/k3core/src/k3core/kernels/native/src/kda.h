@@ -5,7 +5,7 @@
  *     o = S^T (a q) + (k q) u,    S <- a S + k u^T.
  * This is "decay, correct, write, read" with both reads of the new state moved to the old
  * one, so that a token reads S once; the write is left pending until the next token's sweep.
- * Every sum over K runs in ascending k in one accumulator: any split of a sequence into
+ * Every sum over K runs in ascending k, eight at a time: any split of a sequence into
  * chunks, decode steps included, gives the same bits.
  *
  * Source: KDA kernel notes, sections 0 and 3c; K3 architecture sheet, section 2.3.
@@ -18,7 +18,9 @@
 /* Tokens of a block: coefficients of one block stay in the first-level cache. */
 #define KDA_BLOCK 16
 /* Added to the sum of squares under the root of q's and k's norms. */
-#define KDA_NORM_EPS 1e-6f
+#define KDA_NORM_EPS 1e-6
+/* Keys that are summed on their own before they join the whole: halves the rounding. */
+#define KDA_PART 8
 /* Vectors of V that one sweep carries: enough sums in flight to hide their latency, few
  * enough for sixteen registers. */
 #define KDA_WIDE 4
@@ -65,18 +67,18 @@ K3_INLINE void kda_decay(float *decay, const float *raw, const float *bias, floa
   }
 }
 
-/* 1 / sqrt(sum x^2 + eps). */
-K3_INLINE float kda_inverse_norm(const float *x, long Kp) {
+/* sqrt(sum x^2 + eps) to be divided by, rounded once. */
+K3_INLINE double kda_norm(const float *x, long Kp) {
   v8f sum = v_zero();
   for (long k = 0; k < Kp; k += LANES) sum = v_fma(v_load(x + k), v_load(x + k), sum);
-  return 1.0f / sqrtf(v_sum(sum) + KDA_NORM_EPS);
+  return sqrt((double)v_sum(sum) + KDA_NORM_EPS);
 }
 
 /* Fills token t's coefficients from its activated q, k [Kp], decay [Kp] and beta logit. */
 K3_INLINE void kda_put_token(kda_block b, long t, const float *q, const float *k,
                              const float *decay, float beta_logit, kda_dims d) {
-  float q_scale = kda_inverse_norm(q, d.Kp) / sqrtf((float)d.K);
-  float k_scale = kda_inverse_norm(k, d.Kp);
+  float q_scale = (float)(1.0 / (kda_norm(q, d.Kp) * sqrt((double)d.K)));
+  float k_scale = (float)(1.0 / kda_norm(k, d.Kp));
   float *record = b.coef + (t + 1) * 4 * d.Kp;
   v8f kq = v_zero();
   for (long i = 0; i < d.Kp; i += LANES) {
@@ -95,13 +97,12 @@ K3_INLINE void kda_put_token(kda_block b, long t, const float *q, const float *k
 /* Runs n tokens over `width` vectors of V. S points at them in the [K, Vp] state. */
 K3_INLINE void kda_run_tile(float *S, kda_block b, long n, long at, const int width,
                             kda_dims d) {
-  v8f u[KDA_WIDE], seen[KDA_WIDE], read[KDA_WIDE], s[KDA_WIDE];
+  v8f u[KDA_WIDE], seen[KDA_WIDE], read[KDA_WIDE], s[KDA_WIDE], sums[2 * KDA_WIDE];
   for (int j = 0; j < width; j++) u[j] = v_zero();
   for (long t = 0; t <= n; t++) {
     /* What token t - 1 wrote is added on the way; the last round does only that. */
     const float *old = b.coef + t * 4 * d.Kp, *now = old + 4 * d.Kp;
     float *row = S;
-    for (int j = 0; j < width; j++) seen[j] = read[j] = v_zero();
     if (t == n) {
       for (long k = 0; k < d.K; k++, row += d.Vp)
         for (int j = 0; j < width; j++)
@@ -109,18 +110,28 @@ K3_INLINE void kda_run_tile(float *S, kda_block b, long n, long at, const int wi
                                          v_set(old[k]) * v_load(row + j * LANES)));
       return;
     }
-    for (long k = 0; k < d.K; k++, row += d.Vp) {
-      v8f decay = v_set(old[k]), key = v_set(old[d.Kp + k]);
-      for (int j = 0; j < width; j++) {
-        s[j] = v_fma(key, u[j], decay * v_load(row + j * LANES));
-        v_store(row + j * LANES, s[j]);
+    for (int j = 0; j < width; j++) sums[2 * j] = sums[2 * j + 1] = v_zero();
+    for (long part = 0; part < d.K; part += KDA_PART) {
+      long end = part + KDA_PART < d.K ? part + KDA_PART : d.K;
+      for (int j = 0; j < width; j++) seen[j] = read[j] = v_zero();
+      for (long k = part; k < end; k++, row += d.Vp) {
+        v8f decay = v_set(old[k]), key = v_set(old[d.Kp + k]);
+        for (int j = 0; j < width; j++) {
+          s[j] = v_fma(key, u[j], decay * v_load(row + j * LANES));
+          v_store(row + j * LANES, s[j]);
+        }
+        v8f next_key = v_set(now[2 * d.Kp + k]), query = v_set(now[3 * d.Kp + k]);
+        for (int j = 0; j < width; j++) {
+          seen[j] = v_fma(next_key, s[j], seen[j]);
+          read[j] = v_fma(query, s[j], read[j]);
+        }
       }
-      v8f next_key = v_set(now[2 * d.Kp + k]), query = v_set(now[3 * d.Kp + k]);
       for (int j = 0; j < width; j++) {
-        seen[j] = v_fma(next_key, s[j], seen[j]);
-        read[j] = v_fma(query, s[j], read[j]);
+        sums[2 * j] = sums[2 * j] + seen[j];
+        sums[2 * j + 1] = sums[2 * j + 1] + read[j];
       }
     }
+    for (int j = 0; j < width; j++) seen[j] = sums[2 * j], read[j] = sums[2 * j + 1];
     for (int j = 0; j < width; j++) {
       u[j] = v_set(b.beta[t]) * (v_load(b.v + t * d.Vp + at + j * LANES) - seen[j]);
       v_store(b.o + t * d.Vp + at + j * LANES, v_fma(v_set(b.kq[t]), u[j], read[j]));

@@ -1,0 +1,97 @@
+/* Products of rows with rows, the core of every matrix product here.
+ *
+ * out[m][n] = sum_k x_m[k] w_n[k], both rows dense along k: the layout of weights as stored
+ * and of cached rows, so nothing is packed. Each pair has one vector accumulator over
+ * ascending k and one closing sum, whatever the tile around it: a pair's bits do not depend
+ * on how many rows are multiplied with it.
+ */
+#ifndef K3_DOT_H
+#define K3_DOT_H
+
+#include "k3.h"
+
+#define DOT_MAX_X 3
+#define DOT_MAX_W 8
+
+/* One tile; constant sizes unroll into registers (3 x 4 and 1 x 8 fill sixteen). */
+K3_INLINE void dot_tile(const int nx, const int nw, const float *const *x, const float *const *w,
+                        long K, float *out, long out_row) {
+  v8f sum[DOT_MAX_X][DOT_MAX_W];
+  for (int m = 0; m < nx; m++)
+    for (int n = 0; n < nw; n++) sum[m][n] = v_zero();
+  long k = 0;
+  for (; k + LANES <= K; k += LANES) {
+    v8f left[DOT_MAX_X];
+    for (int m = 0; m < nx; m++) left[m] = v_load(x[m] + k);
+    for (int n = 0; n < nw; n++) {
+      v8f right = v_load(w[n] + k);
+      for (int m = 0; m < nx; m++) sum[m][n] = v_fma(left[m], right, sum[m][n]);
+    }
+  }
+  if (k < K)
+    for (int m = 0; m < nx; m++)
+      for (int n = 0; n < nw; n++)
+        sum[m][n] = v_fma(v_load_part(x[m] + k, K - k), v_load_part(w[n] + k, K - k), sum[m][n]);
+  for (int m = 0; m < nx; m++)
+    for (int n = 0; n < nw; n++) out[m * out_row + n] = v_sum(sum[m][n]);
+}
+
+/* Any number of x rows against nw <= 8 w rows; out [nx, .] with rows out_row apart. */
+static inline void dot_rows(long nx, int nw, const float *const *x, const float *const *w, long K,
+                            float *out, long out_row) {
+  if (nx == 1 && nw == 8) {
+    dot_tile(1, 8, x, w, K, out, out_row);
+    return;
+  }
+  for (int n = 0; n < nw;) {
+    int width = nw - n >= 4 ? 4 : 1;
+    long m = 0;
+    for (; m + 3 <= nx; m += 3) {
+      if (width == 4)
+        dot_tile(3, 4, x + m, w + n, K, out + m * out_row + n, out_row);
+      else
+        dot_tile(3, 1, x + m, w + n, K, out + m * out_row + n, out_row);
+    }
+    for (; m < nx; m++) {
+      if (width == 4)
+        dot_tile(1, 4, x + m, w + n, K, out + m * out_row + n, out_row);
+      else
+        dot_tile(1, 1, x + m, w + n, K, out + m * out_row + n, out_row);
+    }
+    n += width;
+  }
+}
+
+/* out [rows, n] += p [rows, keys] * v [keys, n], keys ascending; rows <= 3. */
+K3_INLINE void accumulate_rows(const int rows, const float *p, long p_row, const float *const *v,
+                               long keys, float *out, long out_row, long n) {
+  long c = 0;
+  for (; c + 4 * LANES <= n; c += 4 * LANES) {
+    v8f sum[DOT_MAX_X][4];
+    for (int m = 0; m < rows; m++)
+      for (int j = 0; j < 4; j++) sum[m][j] = v_load(out + m * out_row + c + j * LANES);
+    for (long key = 0; key < keys; key++) {
+      v8f weight[DOT_MAX_X];
+      for (int m = 0; m < rows; m++) weight[m] = v_set(p[m * p_row + key]);
+      for (int j = 0; j < 4; j++) {
+        v8f value = v_load(v[key] + c + j * LANES);
+        for (int m = 0; m < rows; m++) sum[m][j] = v_fma(weight[m], value, sum[m][j]);
+      }
+    }
+    for (int m = 0; m < rows; m++)
+      for (int j = 0; j < 4; j++) v_store(out + m * out_row + c + j * LANES, sum[m][j]);
+  }
+  for (; c < n; c += LANES) {
+    long width = n - c < LANES ? n - c : LANES;
+    for (int m = 0; m < rows; m++) {
+      v8f sum = v_load_part(out + m * out_row + c, width);
+      for (long key = 0; key < keys; key++) {
+        v8f value = width == LANES ? v_load(v[key] + c) : v_load_part(v[key] + c, width);
+        sum = v_fma(v_set(p[m * p_row + key]), value, sum);
+      }
+      v_store_part(out + m * out_row + c, sum, width);
+    }
+  }
+}
+
+#endif

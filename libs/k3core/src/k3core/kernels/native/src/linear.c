@@ -1,0 +1,67 @@
+/* x [M, K] times w [N, K] transposed, in float32 whatever the weights are stored in.
+ *
+ * For one row and for a thousand the sums are the same (dot.h), so a decode row has the bits
+ * it has in any batch. Weight rows are widened tile by tile into the first-level cache.
+ */
+#include "dot.h"
+
+/* Weight rows of one task; a multiple of the tile of 8. */
+#define ROWS_PER_TASK 32
+
+/* Rows of x that stay in the second-level cache while weight rows pass. */
+static long rows_per_block(long K) {
+  long rows = (192 * 1024) / (K * (long)sizeof(float));
+  return rows < 12 ? 12 : rows > 192 ? 192 : rows / 3 * 3;
+}
+
+typedef struct {
+  const float *x;
+  const void *w;
+  void *out;
+  int64_t x_row, w_row, out_row, M, N, K;
+  int32_t w_type, out_type;
+} linear_args;
+
+/* Weight rows [first, last) against x rows [low, high). `wide` holds 8 rows of floats. */
+static void run_task(const linear_args *a, long low, long high, long first, long last, float *wide,
+                     const float **x, float *result) {
+  const float *w[DOT_MAX_W];
+  for (long m = low; m < high; m++) x[m - low] = a->x + m * a->x_row;
+  for (long n = first; n < last; n += DOT_MAX_W) {
+    int width = last - n < DOT_MAX_W ? (int)(last - n) : DOT_MAX_W;
+    for (int i = 0; i < width; i++) {
+      if (a->w_type == K3_F32) {
+        w[i] = (const float *)a->w + (n + i) * a->w_row;
+      } else {
+        load_row(wide + i * a->K, a->w, (n + i) * a->w_row, a->w_type, a->K);
+        w[i] = wide + i * a->K;
+      }
+    }
+    dot_rows(high - low, width, x, w, a->K, result, DOT_MAX_W);
+    for (long m = low; m < high; m++)
+      store_row(a->out, m * a->out_row + n, a->out_type, result + (m - low) * DOT_MAX_W, width);
+  }
+}
+
+K3_API int k3_linear(const linear_args *a) {
+  long block = rows_per_block(a->K), blocks = (a->M + block - 1) / block;
+  long chunks = (a->N + ROWS_PER_TASK - 1) / ROWS_PER_TASK, tasks = blocks * chunks;
+  int failed = 0, many = a->M * a->N * a->K > 32768;
+#pragma omp parallel num_threads(k3_threads) if (many && tasks > 1) reduction(| : failed)
+  {
+    float *memory = scratch_floats((size_t)(DOT_MAX_W * a->K + block * DOT_MAX_W));
+    const float **x = malloc((size_t)block * sizeof(*x));
+    failed = memory == NULL || x == NULL;
+#pragma omp for schedule(dynamic, 1)
+    for (long task = 0; task < tasks; task++) {
+      if (failed) continue;
+      long low = task / chunks * block, first = task % chunks * ROWS_PER_TASK;
+      long high = low + block < a->M ? low + block : a->M;
+      long last = first + ROWS_PER_TASK < a->N ? first + ROWS_PER_TASK : a->N;
+      run_task(a, low, high, first, last, memory + block * DOT_MAX_W, x, memory);
+    }
+    free(memory);
+    free(x);
+  }
+  return failed;
+}

@@ -5,7 +5,18 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("verify", "inspect", "make-checkpoint", "simulate")
+COMMANDS = (
+    "up",
+    "demo",
+    "ask",
+    "status",
+    "trace",
+    "doctor",
+    "inspect",
+    "verify",
+    "make-checkpoint",
+    "simulate",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

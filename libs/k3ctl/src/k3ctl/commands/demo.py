@@ -1,0 +1,106 @@
+"""`k3 demo`: starts everything, asks about a bundled picture twice, shows what the tiers saved."""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from k3ctl.checkpoints import NoCheckpoint, find_checkpoint
+from k3ctl.client import AskFailed, Client, question
+from k3ctl.commands.ask import show
+from k3ctl.commands.status import describe, listen
+from k3ctl.demo_picture import draw_picture
+from k3ctl.stack.infrastructure import MissingProgram
+from k3ctl.stack.state import StackState
+from k3ctl.stack.supervisor import StackFailed, StackPlan, Supervisor
+from k3ctl.subparsers import Subparsers
+from k3ctl.waterfall import skipped
+
+QUESTION = "How many shapes are in this picture, and which colours do they have?"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser("demo", help="start, ask about a picture twice, stop")
+    parser.add_argument("--checkpoint", default=os.environ.get("K3_CHECKPOINT", ""), metavar="DIR")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; 1 if any step fails."""
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    try:
+        checkpoint = find_checkpoint(args.checkpoint, say)
+        with tempfile.TemporaryDirectory(prefix="k3-demo-") as folder:
+            asyncio.run(_demo(StackPlan(Path(folder), checkpoint), say))
+    except (StackFailed, MissingProgram, NoCheckpoint, AskFailed) as error:
+        print(f"k3: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _demo(plan: StackPlan, say: Any) -> None:
+    supervisor = Supervisor(plan, say)
+    ready: asyncio.Future[StackState] = asyncio.get_running_loop().create_future()
+
+    def on_ready(state: StackState) -> None:
+        if not ready.done():
+            ready.set_result(state)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(supervisor.run(on_ready))
+            await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                try:
+                    await _ask_twice(ready.result(), say)
+                finally:
+                    supervisor.stop()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _ask_twice(state: StackState, say: Any) -> None:
+    found = describe(state, await listen(state.nats_url))
+    say(
+        f"ready after {state.ready_after_s:.1f} s at {state.gateway_url}, "
+        f"{found['rss_bytes'] / 1e9:.2f} GB resident in all\n"
+    )
+    picture = Path(state.folder) / "shapes.png"
+    picture.write_bytes(draw_picture())
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+        client = Client(state.gateway_url, session)
+        model = await client.model()
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": question(QUESTION, [str(picture)]),
+            "max_completion_tokens": 48,
+            "temperature": 0,
+            "reasoning_effort": "low",
+        }
+        say(f"Q: {QUESTION}")
+        first = await client.ask(body)
+        show(first)
+        say("\nThe same again: what is cached is not done twice.")
+        second = await client.ask(body)
+        show(second)
+        assert second.ledger is not None
+        say(skipped(second.ledger.lines))
+        say("\nThe same picture in a new question: only L4 misses.")
+        body["messages"] = question("Describe it.", [str(picture)])
+        show(await client.ask(body))
+    say(
+        "\nWhat to try next:\n"
+        "  k3 up                                      keep it running\n"
+        "  k3 ask 'what is this?' --image cat.png     ask about your own picture\n"
+        "  k3 status; k3 trace; k3 doctor             look inside\n"
+        "  k3 up --checkpoint DIR                     serve a checkpoint of your own\n"
+    )

@@ -1,0 +1,96 @@
+"""What a running stack writes down for the other commands: one JSON file in its folder."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+STATE_FILE = "state.json"
+DEFAULT_FOLDER = Path(".k3") / "run"
+FOLDER_VARIABLE = "K3_UP_FOLDER"
+
+
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """One child: its name, role, process id, phase, restarts and log."""
+
+    name: str
+    role: str
+    pid: int
+    phase: str
+    num_restarts: int
+    exit_code: int | None
+    log: str
+
+
+class StackState(msgspec.Struct, frozen=True, kw_only=True):
+    """One stack.
+
+    Attributes:
+        supervisor_pid: who runs it.
+        folder: logs, traces, this file.
+        is_ready: whether every worker was ready at least once.
+        started_unix_s: when.
+        ready_after_s: from start to ready, 0 before.
+        gateway_url: of the API.
+        nats_url: control plane.
+        redis_url: tier L1.
+        mooncake_master: data plane's shared store.
+        checkpoint: what is served.
+        model: name to ask for.
+        engine: `model` or `scripted`.
+        processes: all children.
+    """
+
+    supervisor_pid: int
+    folder: str
+    is_ready: bool
+    started_unix_s: float
+    ready_after_s: float
+    gateway_url: str
+    nats_url: str
+    redis_url: str
+    mooncake_master: str
+    checkpoint: str
+    model: str
+    engine: str
+    processes: tuple[ProcessState, ...]
+
+
+def run_folder() -> Path:
+    """The folder of the stack: `K3_UP_FOLDER`, or `.k3/run` here."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    return Path(named) if named else DEFAULT_FOLDER
+
+
+def write_state(folder: Path, state: StackState) -> None:
+    """Replaces the file whole, so that no reader sees half of it."""
+    draft = folder / f"{STATE_FILE}.new"
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    draft.replace(folder / STATE_FILE)
+
+
+def read_state(folder: Path) -> StackState | None:
+    """Reads the state of a stack that is running; None where none is."""
+    try:
+        state = msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=StackState)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return state if is_running(state.supervisor_pid) else None
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process, 0 if it is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

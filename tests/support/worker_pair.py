@@ -53,6 +53,7 @@ class Gateway:
     bus: Bus
     beats: dict[str, Heartbeat] = field(default_factory=dict[str, Heartbeat])
     frames: list[TokenFrame] = field(default_factory=list[TokenFrame])
+    starts: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     tick: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def listen(self) -> None:
@@ -100,23 +101,33 @@ class Gateway:
         ]
 
     def tokens(self, request_id: str, attempt: int = 0) -> list[int]:
-        """All tokens of a request so far; positions must have no gap."""
+        """All tokens of a request so far, by position, of which none may lack.
+
+        Frames of two workers come on two connections, so they may overtake each other.
+        """
+        deltas = sorted(self.deltas(request_id, attempt), key=lambda delta: delta.position)
         found: list[int] = []
-        for delta in self.deltas(request_id, attempt):
-            if found:
-                assert delta.position == self.deltas(request_id, attempt)[0].position + len(found)
+        for delta in deltas:
+            assert delta.position == deltas[0].position + len(found)
             found += delta.token_ids
         return found
 
     async def until_ended(self, request_id: str, attempt: int = 0) -> TokenDelta:
         """Waits for a request's last delta."""
 
-        def has_ended() -> bool:
-            deltas = self.deltas(request_id, attempt)
-            return bool(deltas) and deltas[-1].finish_reason is not None
+        start = self.starts[request_id, attempt]
 
-        await self.until(has_ended)
-        return self.deltas(request_id, attempt)[-1]
+        def last() -> TokenDelta | None:
+            deltas = self.deltas(request_id, attempt)
+            ends = [delta for delta in deltas if delta.finish_reason is not None]
+            num_tokens = sum(len(delta.token_ids) for delta in deltas)
+            is_whole = ends and start + num_tokens == ends[0].position + len(ends[0].token_ids)
+            return ends[0] if is_whole else None
+
+        await self.until(lambda: last() is not None)
+        found = last()
+        assert found is not None
+        return found
 
     def request(
         self,
@@ -132,6 +143,7 @@ class Gateway:
     ) -> PrefillRequest:
         """Makes a request for the fleet."""
         fields = {"max_tokens": 64, "stop_token_ids": (END,), "temperature": 0.0} | sampling
+        self.starts[request_id, attempt] = num_emitted_tokens
         payload = PromptPayload(token_ids=array("i", prompt).tobytes(), image_slots=slots)
         return PrefillRequest(
             request_id=request_id,

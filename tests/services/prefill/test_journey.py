@@ -1,16 +1,21 @@
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
-from support.worker_pair import END, UNIT, WAIT_S, Pair, worker_pair
+from support.worker_pair import END, SIZES, UNIT, WAIT_S, Gateway, Pair, scripted_parts, worker_pair
 
+from k3core.engine.parts import EngineSizes
 from k3wire.errors import Cancelled, DeadlineExceeded, ModelNotFound
+from k3wire.messages.stream import TokenDelta
 
 
-def with_pair(test: Callable[[Pair], Awaitable[None]]) -> None:
+def with_pair(test: Callable[[Pair], Awaitable[None]], sizes: EngineSizes = SIZES) -> None:
     async def run() -> None:
-        async with asyncio.timeout(4 * WAIT_S), worker_pair() as pair:
+        prefill = scripted_parts("prefill", sizes=sizes)
+        decode = scripted_parts("decode", sizes=sizes)
+        async with asyncio.timeout(4 * WAIT_S), worker_pair(prefill, decode) as pair:
             await test(pair)
 
     asyncio.run(run())
@@ -128,7 +133,30 @@ def test_many_requests_at_once_get_what_each_gets_alone() -> None:
             assert seqs == list(range(len(seqs)))
         await gateway.until_idle(pair.num_pages)
 
+    with_pair(test, replace(SIZES, arena_bytes=4 * SIZES.arena_bytes))
+
+
+def test_a_full_decode_worker_is_said_before_any_token_so_that_another_may_be_tried() -> None:
+    async def test(pair: Pair) -> None:
+        gateway = pair.gateway
+        names = [f"r{index}" for index in range(pair.num_pages)]
+        for name in names:
+            await gateway.send(gateway.request(name, [*PROMPT, 1]))
+        errors = [await first_of(gateway, name) for name in names]
+        refused = [delta for delta in errors if delta.error is not None]
+        assert refused
+        assert all(delta.error and delta.error.code == "slow_down" for delta in refused)
+        assert all(delta.position == 0 for delta in refused)
+        for name in names:
+            await gateway.cancel(name)
+        await gateway.until_idle(pair.num_pages)
+
     with_pair(test)
+
+
+async def first_of(gateway: Gateway, name: str) -> TokenDelta:
+    await gateway.until(lambda: bool(gateway.deltas(name)))
+    return gateway.deltas(name)[0]
 
 
 def test_a_cancel_while_prefilling_frees_both_sides() -> None:

@@ -85,6 +85,7 @@ class Journey:
         self._payload = PromptPayload(token_ids=b"")
         self._embeddings: list[Embeddings] = []
         self._is_reserving = False
+        self._is_granted = False
         self._is_in_engine = False
         self._num_sent_tokens = 0
         self._span: Span = INVALID_SPAN
@@ -113,13 +114,18 @@ class Journey:
             self._tell_error(error)
 
     def hear(self, event: EngineEvent) -> None:
-        """Takes an event of the engine; the first token goes to the stream at once."""
+        """Takes an event of the engine; the first token goes to the stream at once.
+
+        Only a request that has nowhere to go on yet waits for its reservation, since a gateway
+        that has seen a token can no longer try elsewhere.
+        """
         if event.kind == "admitted":
             self._admitted_ns = time.perf_counter_ns()
             self._cached = event
         elif event.kind == "prefilled":
             self._release_embeddings()
-            self._tell_first_token(event)
+            if self._is_granted or event.finish_reason is not None:
+                self._tell_first_token(event)
         self._inbox.put_nowait(event)
 
     async def _travel(self) -> None:
@@ -167,6 +173,9 @@ class Journey:
         assert hand_off is not None, "a prefilled request holds its pages"
         if event.finish_reason is None and reservation is not None:
             grant = await reservation
+            if not self._num_sent_tokens:
+                self._tell_first_token(event)
+                self._worker.flush()
             start_unix_ns, start_ns = time.time_ns(), time.perf_counter_ns()
             link = self._worker.link
             position = pushed.num_units * self._worker.layout.unit_tokens
@@ -212,7 +221,9 @@ class Journey:
             stream_subject=request.stream_subject,
             deadline_unix_ns=request.deadline_unix_ns,
         )
-        return await self._worker.link.reserve(request.decode_worker_id, message)
+        grant = await self._worker.link.reserve(request.decode_worker_id, message)
+        self._is_granted = True
+        return grant
 
     async def _bring_images(self, desk: EmbeddingDesk, images: tuple[int, ...]) -> None:
         slots = [self._payload.image_slots[index] for index in images]

@@ -69,16 +69,18 @@ class Gateway:
         self.frames.append(frame)
         self.tick.set()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         """Waits, bounded, until something heard makes a condition true."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(timeout_s):
             while not condition():
                 self.tick.clear()
                 await self.tick.wait()
 
-    async def until_ready(self, *roles: Stage) -> None:
+    async def until_ready(self, *roles: Stage, timeout_s: float = WAIT_S) -> None:
         """Waits until one worker of each role is ready."""
-        await self.until(lambda: all(r in self.beats and self.beats[r].is_ready for r in roles))
+        await self.until(
+            lambda: all(r in self.beats and self.beats[r].is_ready for r in roles), timeout_s
+        )
 
     async def until_idle(self, num_pages: int) -> None:
         """Waits until both workers say that nothing is held."""

@@ -1,0 +1,153 @@
+import asyncio
+import json
+import random
+from array import array
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from support.worker_processes import START_S, Processes, can_run_mooncake, worker_processes
+
+from k3core.engine.local import LocalEngine, LocalRequest
+from k3core.engine.parts import EngineSizes
+from k3core.weights.random_checkpoint import random_config, write_random_checkpoint
+from k3text.chat_format.conversation import Conversation, RenderOptions, UserMessage
+from k3text.chat_format.prompt import render_prompt_ids
+from k3text.tokenizer import Tokenizer
+from k3text.vocabulary import write_vocabulary
+from k3wire.messages.sampling import SamplingParams
+
+pytestmark = pytest.mark.skipif(not can_run_mooncake(), reason="Mooncake's libraries are absent")
+
+NUM_BASE_RANKS = 512
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_random_checkpoint(folder, random_config("micro", NUM_BASE_RANKS), seed=5)
+    write_vocabulary(folder, NUM_BASE_RANKS)
+    return folder
+
+
+def with_processes(
+    test: Callable[[Processes], Awaitable[None]], folder: Path, checkpoint: Path, **settings: str
+) -> None:
+    async def run() -> None:
+        async with (
+            asyncio.timeout(START_S + 60.0),
+            worker_processes(folder, checkpoint, **settings) as processes,
+        ):
+            await test(processes)
+
+    asyncio.run(run())
+
+
+def ask(tokenizer: Tokenizer, text: str) -> list[int]:
+    conversation = Conversation(messages=(UserMessage(content=text),))
+    rendered = render_prompt_ids(conversation, RenderOptions(), (), tokenizer)
+    return array("i", rendered.token_ids).tolist()
+
+
+def test_a_scripted_pair_answers_by_the_last_user_text_and_drains(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    tokenizer = Tokenizer.from_directory(checkpoint)
+    script = tmp_path / "script.jsonl"
+    lines = [
+        {"match": "cat", "text": "<|close|>think<|sep|><|open|>response<|sep|>A cat."},
+        {"match": "", "token_ids": [5, 6, 7], "split_every": 2},
+    ]
+    script.write_text("\n".join(map(json.dumps, lines)))
+    end = tokenizer.specials.end_of_msg
+
+    async def test(processes: Processes) -> None:
+        gateway = processes.gateway
+        for name, text in (("cat", "What is this cat?"), ("dog", "And the dog?")):
+            await gateway.send(gateway.request(name, ask(tokenizer, text), stop_token_ids=(end,)))
+            last = await gateway.until_ended(name)
+            assert last.finish_reason == "stop"
+        expected = [
+            tokenizer.specials.close,
+            *tokenizer.encode_segment("think"),
+            tokenizer.specials.sep,
+            tokenizer.specials.open,
+            *tokenizer.encode_segment("response"),
+            tokenizer.specials.sep,
+            *tokenizer.encode_segment("A cat."),
+            end,
+        ]
+        assert gateway.tokens("cat") == expected
+        assert gateway.tokens("dog") == [5, 6, 7, end]
+        assert [len(delta.token_ids) for delta in gateway.deltas("dog")] == [1, 2, 1]
+        for role in ("prefill", "decode"):
+            assert await processes.stop(role) == 0
+
+    with_processes(test, tmp_path, checkpoint, K3_ENGINE="scripted", K3_SCRIPT=str(script))
+
+
+def test_tokens_that_travelled_are_those_of_one_process(tmp_path: Path, checkpoint: Path) -> None:
+    unit = 16
+    draw = random.Random(9)
+    stem = [draw.randrange(NUM_BASE_RANKS) for _ in range(100)]
+    prompts = [
+        stem[: draw.randrange(100)] + [draw.randrange(NUM_BASE_RANKS) for _ in range(20)]
+        for _ in range(16)
+    ]
+    sampling = [
+        SamplingParams(temperature=0.0, max_tokens=6)
+        if index % 2
+        else SamplingParams(temperature=0.8, top_p=0.9, seed=index, max_tokens=6)
+        for index in range(16)
+    ]
+    engine = LocalEngine(checkpoint, EngineSizes(arena_bytes=16 << 20, unit_tokens=unit))
+    expected = [
+        engine.generate_all([LocalRequest(prompt, params, salt=str(index))])[0].token_ids
+        for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
+    ]
+
+    async def test(processes: Processes) -> None:
+        gateway = processes.gateway
+        # All at once, and then again on warm caches.
+        for round_name in ("cold", "warm"):
+            names = [f"{round_name}-{index}" for index in range(16)]
+            for name, prompt, params in zip(names, prompts, sampling, strict=True):
+                fields = {field: getattr(params, field) for field in params.__struct_fields__}
+                await gateway.send(gateway.request(name, prompt, **fields))
+            for name, tokens in zip(names, expected, strict=True):
+                await gateway.until_ended(name)
+                assert tuple(gateway.tokens(name)) == tokens, name
+        hits = [gateway.deltas(f"warm-{index}")[0].num_cached_tokens for index in range(16)]
+        assert hits == [(len(prompt) - 1) // unit * unit for prompt in prompts]
+
+    settings = {"K3_PREFILL_UNIT": str(unit), "K3_DECODE_UNIT": str(unit), "K3_PREFILL_CHUNK": "64"}
+    with_processes(test, tmp_path, checkpoint, **settings)
+
+
+def test_a_killed_decode_worker_is_worker_lost_and_its_successor_serves(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text('{"match": "", "token_ids": [1, 2, 3]}')
+    tokenizer = Tokenizer.from_directory(checkpoint)
+
+    async def test(processes: Processes) -> None:
+        gateway = processes.gateway
+        prompt = ask(tokenizer, "hello")
+        await gateway.send(gateway.request("before", prompt))
+        await gateway.until_ended("before")
+        processes.kill("decode")
+        await processes.children["decode"].wait()
+        await gateway.send(gateway.request("lost", prompt))
+        last = await gateway.until_ended("lost")
+        assert last.error is not None
+        assert last.error.code == "worker_lost"
+        dead = gateway.beats.pop("decode").worker_id
+        await processes.start("decode")
+        await processes.ready()
+        assert gateway.beats["decode"].worker_id != dead
+        await gateway.send(gateway.request("after", prompt))
+        await gateway.until_ended("after")
+        assert gateway.tokens("after") == gateway.tokens("before")
+
+    with_processes(test, tmp_path, checkpoint, K3_ENGINE="scripted", K3_SCRIPT=str(script))

@@ -22,6 +22,7 @@ from k3wire.messages.base import PIECE_BYTES, BufferSpan, StageReport
 from k3wire.messages.control import Cancel
 from k3wire.messages.encode import EncodedItem, EncodeItem, EncodeReply, EncodeRequest
 from k3wire.messages.media import ImageSlot
+from k3wire.service.patience import call_patiently
 
 _LOOP_BYTES = 256 * 1024
 """Longest span that is summed on the loop; about a tenth of a millisecond."""
@@ -163,8 +164,9 @@ class EmbeddingDesk:
         return [call.result() for call in calls]
 
     async def _ask(self, request: EncodeRequest) -> EncodeReply:
-        return await self._bus.call(
-            subjects.shared(subjects.ENCODE), subjects.ENCODE, request, request.deadline_unix_ns
+        subject = subjects.shared(subjects.ENCODE)
+        return await call_patiently(
+            self._bus, subject, subjects.ENCODE, request, request.deadline_unix_ns
         )
 
     def _destination(self, slot: ImageSlot, span: Span) -> BufferSpan:

@@ -1,0 +1,94 @@
+"""Builds an encoder out of its parts and runs it until it is told to stop."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import torch
+import uvloop
+
+from k3_encoder.handler import EncoderHandler, EncoderParts
+from k3_encoder.room import Room
+from k3_encoder.settings import EncoderSettings
+from k3_encoder.tower import Tower
+from k3core.scheduler.embeddings import EmbeddingCache
+from k3core.transfer.base import Region
+from k3core.transfer.mooncake import MooncakeStore, MooncakeTransferEngine
+from k3core.weights.fingerprint import checkpoint_fingerprint
+from k3text.images.config import read_processor_config
+from k3wire import subjects
+from k3wire.bus.nats_bus import NatsBus
+from k3wire.messages.control import WorkerLoad
+from k3wire.service.runtime import ServiceRuntime, resident_bytes
+from k3wire.service.settings import settings_or_exit
+
+
+async def run(settings: EncoderSettings) -> None:
+    """Runs a worker over NATS and Mooncake."""
+    bus = await NatsBus.connect(settings.nats_url, "encoder")
+    handlers: list[EncoderHandler] = []
+
+    def load() -> WorkerLoad:
+        return handlers[0].load(resident_bytes()) if handlers else WorkerLoad()
+
+    async with ServiceRuntime("encoder", settings, bus, load=load) as runtime:
+        checkpoint = Path(settings.checkpoint)
+        tower = await asyncio.to_thread(_load, settings, checkpoint)
+        if tower is None:
+            runtime.not_ready("the checkpoint has no vision tower")
+            await runtime.run()
+            await bus.close()
+            return
+        transfer = await MooncakeTransferEngine.open(
+            settings.transfer_host, settings.transfer_protocol
+        )
+        store = None
+        if settings.mooncake_master:
+            store = MooncakeStore(
+                settings.mooncake_master, settings.transfer_host, settings.transfer_protocol
+            )
+        cache_room, pixel_room = Room(settings.cache_bytes), Room(settings.pixel_bytes)
+        for room in (cache_room, pixel_room):
+            await transfer.register(Region(room.memory.address, room.memory.size_bytes))
+        if store is not None:
+            await store.register(Region(cache_room.memory.address, cache_room.memory.size_bytes))
+        parts = EncoderParts(
+            bus=bus,
+            transfer=transfer,
+            store=store,
+            tower=tower,
+            cache_room=cache_room,
+            pixel_room=pixel_room,
+            worker_id=runtime.worker_id,
+            fingerprint=checkpoint_fingerprint(checkpoint),
+            processor_version=read_processor_config(checkpoint).version,
+        )
+        handler = EncoderHandler(parts, EmbeddingCache(settings.cache_bytes))
+        handlers.append(handler)
+        tower.start()
+        await runtime.serve_shared(subjects.ENCODE, handler.encode)
+        await runtime.listen_cancel(handler.cancel)
+        runtime.on_drain(handler.drain)
+        runtime.ready()
+        await runtime.run()
+        await tower.close()
+        if store is not None:
+            await store.close()
+        await transfer.close()
+    await bus.close()
+
+
+def _load(settings: EncoderSettings, checkpoint: Path) -> Tower | None:
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    return Tower.load(checkpoint, settings.device, settings.dtype, settings.batch_tokens)
+
+
+def main() -> None:
+    """Runs the process."""
+    settings = settings_or_exit(EncoderSettings, os.environ)
+    if not (Path(settings.checkpoint) / "config.json").is_file():
+        sys.stderr.write("k3: K3_CHECKPOINT must name a folder that holds a config.json\n")
+        raise SystemExit(2)
+    uvloop.run(run(settings))

@@ -7,6 +7,7 @@ of them. Runs without torch.
 """
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from k3core.weights.errors import CheckpointError
@@ -31,18 +32,18 @@ def checkpoint_fingerprint(directory: Path) -> str:
         raise CheckpointError(f"{directory}: no safetensors files")
     for path in files:
         try:
-            _add_file(digest, path)
+            for piece in _pieces(path):
+                digest.update(piece)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror}") from error
     return digest.hexdigest()[:DIGITS]
 
 
-def _add_file(digest: "hashlib._Hash", path: Path) -> None:
+def _pieces(path: Path) -> Iterator[bytes]:
     size = path.stat().st_size
-    digest.update(f"{len(path.name)}:{path.name}:{size}:".encode())
+    yield f"{len(path.name)}:{path.name}:{size}:".encode()
     last = max(0, size - PIECE_BYTES)
-    offsets = sorted({last * index // (NUM_PIECES - 1) for index in range(NUM_PIECES)})
     with path.open("rb") as file:
-        for offset in offsets:
+        for offset in sorted({last * index // (NUM_PIECES - 1) for index in range(NUM_PIECES)}):
             file.seek(offset)
-            digest.update(file.read(PIECE_BYTES))
+            yield file.read(PIECE_BYTES)

@@ -30,7 +30,8 @@ class Slot:
         kind: dtype in the checkpoint and in memory: the model's own, float32, or packed bytes.
         rows: rows [low, high) of the parameter (of the expert, if there is one), or None: all.
         expert: index on the parameter's first axis, or None.
-        is_padded: the tensor may be longer than the parameter; its head is used (`A_log`).
+        is_padded: the tensor may be longer than the parameter, whose entries come first
+            (`A_log`); `shape` is what we write.
     """
 
     parameter: str
@@ -121,7 +122,9 @@ def _kda_slots(kda: KdaConfig, hidden: int) -> Iterator[tuple[str, Slot]]:
         rows = (place * width, (place + 1) * width)
         shape = (width, 1, kda.conv_width)
         yield f"{stream}_conv1d.weight", Slot("conv", shape, "float32", rows)
-    yield "A_log", Slot("a_log", (heads,), "float32", is_padded=True)
+    # Source: K3 architecture sheet, section 2.3, step 4: K3 pads to the head's width.
+    num_stored = heads if kda.gate_lower_bound is None else max(heads, dim)
+    yield "A_log", Slot("a_log", (num_stored,), "float32", is_padded=True)
     yield "dt_bias", Slot("dt_bias", (width,), "float32")
     yield "o_norm.weight", Slot("o_norm", (dim,), "float32")
 

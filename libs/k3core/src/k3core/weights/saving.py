@@ -58,7 +58,7 @@ def save_checkpoint(
 def text_tensors(model: TextModel, config: TextConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of a checkpoint of `config`, by released name, from a model's weights.
 
-    `A_log` is padded with zeros to the head width where that is longer, as released.
+    `A_log` is padded with zeros as released.
     """
     parameters = dict(model.named_parameters())
     slots = text_slots(config)
@@ -68,7 +68,7 @@ def text_tensors(model: TextModel, config: TextConfig) -> Iterator[tuple[str, to
             yield name, _packed(parameters, slot, config)
         elif slot.is_padded:
             assert parameter is not None, "a padded tensor is held plain"
-            yield name, _padded(parameter, config)
+            yield name, _padded(parameter, slot.shape)
         else:
             assert parameter is not None, f"{slot.parameter} is in the model"
             yield name, slot_view(parameter, slot).reshape(slot.shape)
@@ -83,10 +83,9 @@ def _packed(parameters: dict[str, nn.Parameter], slot: Slot, config: TextConfig)
     return quantise(slot_view(plain, slot), config.moe.mxfp4_group)[int(is_scale)]
 
 
-def _padded(a_log_H: torch.Tensor, config: TextConfig) -> torch.Tensor:
-    assert config.kda is not None, "only KDA layers have decays"
-    padded = a_log_H.new_zeros(max(config.kda.num_heads, config.kda.head_dim))
-    padded[: config.kda.num_heads] = a_log_H.detach()
+def _padded(a_log_H: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    padded = a_log_H.new_zeros(shape)
+    padded[: len(a_log_H)] = a_log_H.detach()
     return padded
 
 
@@ -99,6 +98,8 @@ def _write_shards(directory: Path, shards: Iterable[dict[str, torch.Tensor]]) ->
         # Slices of fused parameters share memory, which the format refuses.
         own = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
         save_file(own, directory / file, metadata={"format": "pt"})
+        # The library makes files that only their owner can read; a checkpoint is no secret.
+        (directory / file).chmod(0o644)
         weight_map |= dict.fromkeys(own, file)
         total_size += sum(tensor.nbytes for tensor in own.values())
     index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}

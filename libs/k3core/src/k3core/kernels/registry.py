@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from k3core.kernels import cpu_native
+from k3core.kernels import cpu_native, cpu_numba
 from k3core.kernels.attn_res import reference as attn_res
 from k3core.kernels.errors import BackendUnavailableError
 from k3core.kernels.interface import Kernels
@@ -35,7 +35,10 @@ class Backend:
     build: Callable[[Kernels], Kernels]
 
 
-BACKENDS: tuple[Backend, ...] = (Backend("cpu-native", "cpu", cpu_native.build),)
+BACKENDS: tuple[Backend, ...] = (
+    Backend("cpu-native", "cpu", cpu_native.build),
+    Backend("cpu-numba", "cpu", cpu_numba.build),
+)
 
 
 def reference_kernels() -> Kernels:

@@ -33,7 +33,7 @@ def prefill(
         if not plan.has_state[sequence]:
             history, state = torch.zeros_like(history), torch.zeros_like(state)
         window = torch.cat((history.to(inputs.qkv.dtype), inputs.qkv[rows]))
-        q, k, v, decay, beta = _prepare(
+        q, k, v, decay, beta = prepare(
             window, inputs.gate[rows], inputs.beta[rows], weights, value_dim
         )
         exports = {offset: dst for row, offset, dst in plan.exports if row == sequence}
@@ -60,7 +60,7 @@ def decode(
     window = torch.cat((history, inputs.qkv.unsqueeze(1)), dim=1)
     q, k, v, decay, beta = (
         x.squeeze(1)
-        for x in _prepare(
+        for x in prepare(
             window, inputs.gate.unsqueeze(1), inputs.beta.unsqueeze(1), weights, value_dim
         )
     )
@@ -80,7 +80,7 @@ def dense(inputs: KdaInputs, weights: KdaWeights) -> torch.Tensor:
     num_channels, num_taps = weights.conv.shape
     value_dim = num_channels // num_heads - 2 * key_dim
     window = F.pad(inputs.qkv, (0, 0, num_taps - 1, 0))
-    q, k, v, decay, beta = _prepare(window, inputs.gate, inputs.beta, weights, value_dim)
+    q, k, v, decay, beta = prepare(window, inputs.gate, inputs.beta, weights, value_dim)
     state = v.new_zeros(v.shape[0], num_heads, value_dim, key_dim)
     outputs: list[torch.Tensor] = []
     for t in range(v.shape[1]):
@@ -100,7 +100,7 @@ def log_decay(
     return -rate * F.softplus(shifted)
 
 
-def _prepare(
+def prepare(
     window: torch.Tensor,
     gate_THK: torch.Tensor,
     beta_TH: torch.Tensor,

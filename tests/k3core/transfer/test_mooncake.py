@@ -183,6 +183,8 @@ async def test_a_store_without_a_master_is_empty_and_quick_about_it() -> None:
 async def test_the_store_in_memory_keeps_the_same_promises() -> None:
     store = MemoryObjectStore(capacity_bytes=SIZE)
     source, target = Memory(7), Memory(0)
+    await store.register(source.region)
+    await store.register(target.region)
     assert await store.put([("a", source.region)]) == [PutOutcome.STORED]
     assert await store.put([("a", source.region)]) == [PutOutcome.PRESENT]
     assert await store.put([("b", source.region)]) == [PutOutcome.FULL]

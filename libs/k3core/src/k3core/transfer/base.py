@@ -4,7 +4,7 @@ Memory is spoken of by address and length, whoever owns it (torch, numpy, an ano
 that this room needs none of them. Whoever registers memory keeps it alive until `close`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -36,6 +36,14 @@ class Region:
 
     address: int
     size_bytes: int
+
+
+def holds(regions: Iterable[Region], address: int, size_bytes: int) -> bool:
+    """Whether a run of memory lies within one of some regions."""
+    return any(
+        region.address <= address and address + size_bytes <= region.address + region.size_bytes
+        for region in regions
+    )
 
 
 class TransferEngine(Protocol):
@@ -72,7 +80,14 @@ class TransferEngine(Protocol):
 
 
 class PutOutcome(Enum):
-    """What became of one put."""
+    """What became of one put.
+
+    Attributes:
+        STORED: it can be read now.
+        PRESENT: it could be read before.
+        FULL: there is no room now; later there may be.
+        FAILED: the store is away, or somebody else is half-way through the same key.
+    """
 
     STORED = "stored"
     PRESENT = "present"
@@ -87,12 +102,26 @@ class ObjectStore(Protocol):
     nothing. An object may vanish at any time.
     """
 
+    async def register(self, region: Region) -> None:
+        """Names memory that objects are read into and written from, before it is used.
+
+        Raises:
+            TierUnavailable: the store refused; overlapping regions are refused.
+        """
+        ...
+
     async def put(self, objects: Sequence[tuple[str, Region]]) -> list[PutOutcome]:
-        """Stores copies of registered memory; never raises for a full or absent store."""
+        """Stores copies of registered memory; never raises for a full or absent store.
+
+        A key that is `STORED` or `PRESENT` could be read a moment ago. A cancelled call ends only
+        when the store has stopped reading the memory.
+        """
         ...
 
     async def get(self, objects: Sequence[tuple[str, Region]]) -> list[bool]:
         """Reads objects of exactly the regions' lengths into registered memory.
+
+        A cancelled call ends only when the store has stopped writing the memory.
 
         Returns:
             for each, whether its whole region was filled; otherwise its bytes are undefined.

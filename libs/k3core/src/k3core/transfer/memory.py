@@ -4,7 +4,7 @@ import ctypes
 import itertools
 from collections.abc import Sequence
 
-from k3core.transfer.base import PutOutcome, Region, Write
+from k3core.transfer.base import PutOutcome, Region, Write, holds
 from k3wire.errors import TierUnavailable
 
 
@@ -48,19 +48,11 @@ class MemoryTransferEngine:
 
     async def register(self, region: Region) -> None:
         """Registers memory; see `TransferEngine.register`."""
-        for other in self._regions:
-            if region.address < other.address + other.size_bytes and (
-                other.address < region.address + region.size_bytes
-            ):
-                raise TierUnavailable("The memory is registered already")
-        self._regions.append(region)
+        _add_region(self._regions, region)
 
     def holds(self, address: int, size_bytes: int) -> bool:
         """Whether a run lies within one registered region."""
-        return any(
-            r.address <= address and address + size_bytes <= r.address + r.size_bytes
-            for r in self._regions
-        )
+        return holds(self._regions, address, size_bytes)
 
     async def write(self, session: str, writes: Sequence[Write]) -> None:
         """Copies into a peer; see `TransferEngine.write`."""
@@ -88,6 +80,16 @@ class MemoryObjectStore:
         """Starts empty."""
         self._capacity_bytes = capacity_bytes
         self._objects: dict[str, bytes] = {}
+        self._regions: list[Region] = []
+
+    async def register(self, region: Region) -> None:
+        """Names memory; see `ObjectStore.register`."""
+        _add_region(self._regions, region)
+
+    def _check(self, objects: Sequence[tuple[str, Region]]) -> None:
+        assert all(holds(self._regions, r.address, r.size_bytes) for _, r in objects), (
+            "the memory of an object is not registered"
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -96,6 +98,7 @@ class MemoryObjectStore:
 
     async def put(self, objects: Sequence[tuple[str, Region]]) -> list[PutOutcome]:
         """Stores copies; see `ObjectStore.put`."""
+        self._check(objects)
         return [self._put(key, region) for key, region in objects]
 
     def _put(self, key: str, region: Region) -> PutOutcome:
@@ -108,6 +111,7 @@ class MemoryObjectStore:
 
     async def get(self, objects: Sequence[tuple[str, Region]]) -> list[bool]:
         """Reads objects; see `ObjectStore.get`."""
+        self._check(objects)
         return [self._get(key, region) for key, region in objects]
 
     def _get(self, key: str, region: Region) -> bool:
@@ -129,3 +133,12 @@ class MemoryObjectStore:
     async def close(self) -> None:
         """Forgets everything; safe twice."""
         self._objects.clear()
+
+
+def _add_region(regions: list[Region], region: Region) -> None:
+    for other in regions:
+        if region.address < other.address + other.size_bytes and (
+            other.address < region.address + region.size_bytes
+        ):
+            raise TierUnavailable("The memory is registered already")
+    regions.append(region)

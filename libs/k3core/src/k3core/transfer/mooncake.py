@@ -1,105 +1,54 @@
 """Mooncake behind our protocols: Transfer Engine and Store, over TCP or RDMA.
 
 The native library has habits that this adapter keeps from everybody else. A method called on a
-closed or unopened handle kills the interpreter: every call passes a gate. Set-up and close hold the
-interpreter's lock: set-up probes the master's port first. Waits are busy loops: at most two native
-calls run at once. A call cannot be cancelled: ours ends only when the native one has, so memory is
-never reused under it. A put of an existing or half-written key says it succeeded: presence is
-checked afterwards. A dead master costs seconds a call: a circuit opens after the first.
+closed or unopened handle kills the interpreter: every call passes a gate. Set-up holds the
+interpreter's lock: it happens once, at the start, and the master's port is probed before. Waits are
+busy loops: at most two native calls run at once. A call cannot be cancelled: ours ends only when
+the native one has, so memory is never reused under it. A put of an existing or half-written key
+says it succeeded: presence is checked afterwards. A dead master costs seconds a call: a circuit
+opens after the first failure and closes when its port answers. A dead owner's objects still exist
+for a while: those that could not be read are taken for absent meanwhile.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from k3core.transfer.base import PutOutcome, Region, Write
-from k3core.transfer.system_libraries import preload
+from k3core.transfer.base import PutOutcome, Region, Write, holds
+from k3core.transfer.batches import index_batches, write_batches
+from k3core.transfer.mooncake_codes import (
+    MASTER_CODES,
+    UNREADABLE_CODES,
+    Code,
+    describe,
+    put_outcome,
+)
+from k3core.transfer.mooncake_library import NotInstalled, load_native
+from k3core.transfer.native_gate import NativeGate
+from k3core.transfer.quarantine import Quarantine
 from k3wire.errors import TierUnavailable
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-NATIVE_THREADS = 2
-"""Native calls at once; more were measured to be slower on two cores."""
-
 OPEN_S = 2.0
-"""How long the store is left alone after its master did not answer."""
+"""How long a master, or a peer, that did not answer is left alone."""
 
+SLOW_FAILURE_S = 1.0
+"""A failure that took so long was a time-out: the next call would take as long."""
+
+UNREADABLE_S = 5.0
+"""How long an object that could not be read is taken for absent; the master's `client_ttl`."""
+
+MAX_UNREADABLE = 16384
+MAX_SUSPECTS = 1024
 PROBE_TIMEOUT_S = 0.5
 
-ENVIRONMENT = {
-    "MC_TCP_STATUS_TIMEOUT_SEC": "5",
-    "MC_TRANSFER_TIMEOUT": "5",
-    "MC_RPC_TIMEOUT_MS": "3000",
-    "MC_STORE_CLIENT_SETUP_RETRIES": "1",
-    "MC_TCP_ENABLE_CONNECTION_POOL": "1",
-    "MC_LOG_LEVEL": "ERROR",
-}
-"""Bounds of the native library; must stand before it is imported. The operator's own win."""
-
-MASTER_LOST = (-900, -901)
-KEY_ABSENT = -704
-STORE_FULL = -200
 LOCAL_BUFFER_BYTES = 16 * 1024 * 1024
 """Smallest the library takes; all our transfers are from registered memory and do not use it."""
-
-
-def _import_native(module: str) -> Any:
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if not preload():
-        raise TierUnavailable(
-            "Mooncake needs libibverbs.so.1: run `make setup`, or install the package libibverbs1"
-        )
-    try:
-        # Imported here because the environment above must be set, and the libraries loaded, first.
-        if module == "engine":
-            import mooncake.engine as native
-        else:
-            import mooncake.store as native
-    except ImportError as error:
-        raise TierUnavailable("Mooncake is not installed; run `make setup`") from error
-    return native
-
-
-class _Gate:
-    """Runs native calls in threads while open, waits for them before it closes."""
-
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(NATIVE_THREADS, thread_name_prefix=name)
-        self._running: set[asyncio.Future[Any]] = set()
-        self._is_open = True
-
-    async def run(self, call: Callable[[], T]) -> T:
-        """Runs a call to its native end, also when the caller is cancelled meanwhile."""
-        if not self._is_open:
-            raise TierUnavailable("The data plane is closed")
-        future = asyncio.get_running_loop().run_in_executor(self._executor, call)
-        self._running.add(future)
-        future.add_done_callback(self._running.discard)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # The native call still reads or writes the caller's memory.
-            await asyncio.wait([future])
-            raise
-
-    async def close(self, last: Callable[[], object]) -> None:
-        """Refuses later calls, waits for running ones, then runs a last one; safe twice."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        if self._running:
-            await asyncio.wait(set(self._running))
-        await asyncio.get_running_loop().run_in_executor(self._executor, last)
-        self._executor.shutdown(wait=False)
 
 
 class MooncakeTransferEngine:
@@ -107,10 +56,12 @@ class MooncakeTransferEngine:
 
     def __init__(self, native: Any, session: str) -> None:
         """Wraps an initialised engine; use `open`."""
+        # Any: the native module has no annotations.
         self._native = native
         self._session = session
-        self._gate = _Gate("mooncake-transfer")
+        self._gate = NativeGate("mooncake-transfer")
         self._regions: list[Region] = []
+        self._suspects = Quarantine(OPEN_S, MAX_SUSPECTS)
 
     @classmethod
     async def open(cls, host: str, protocol: str = "tcp", devices: str = "") -> Self:
@@ -126,10 +77,13 @@ class MooncakeTransferEngine:
         """
 
         def start() -> tuple[Any, int]:
-            native = _import_native("engine").TransferEngine()
+            native = load_native("engine").TransferEngine()
             return native, native.initialize(host, "P2PHANDSHAKE", protocol, devices)
 
-        native, status = await asyncio.to_thread(start)
+        try:
+            native, status = await asyncio.to_thread(start)
+        except NotInstalled as error:
+            raise TierUnavailable(str(error)) from error
         if status != 0:
             raise TierUnavailable(f"Mooncake's transfer engine does not start (code {status})")
         return cls(native, f"{host}:{native.get_rpc_port()}")
@@ -148,29 +102,34 @@ class MooncakeTransferEngine:
             raise TierUnavailable(f"Memory could not be registered (code {status})")
         self._regions.append(region)
 
-    def _check_sources(self, writes: Sequence[Write]) -> None:
-        # TCP takes unregistered memory silently and RDMA does not; the mistake must show on both.
-        for write in writes:
-            if not any(
-                r.address <= write.source
-                and write.source + write.size_bytes <= r.address + r.size_bytes
-                for r in self._regions
-            ):
-                raise TierUnavailable("The source of a write is not registered")
-
     async def write(self, session: str, writes: Sequence[Write]) -> None:
         """Writes spans into a peer; see `TransferEngine.write`."""
-        if not writes:
-            return
-        self._check_sources(writes)
+        # TCP takes unregistered memory silently and RDMA does not; the mistake must show on both.
+        if not all(holds(self._regions, write.source, write.size_bytes) for write in writes):
+            raise TierUnavailable("The source of a write is not registered")
+        for batch in write_batches(writes):
+            await self._write(session, batch)
+
+    async def _write(self, session: str, writes: Sequence[Write]) -> None:
         sources = [write.source for write in writes]
         destinations = [write.destination for write in writes]
         sizes = [write.size_bytes for write in writes]
-        status = await self._gate.run(
-            lambda: self._native.batch_transfer_sync_write(session, sources, destinations, sizes)
-        )
-        if status != 0:
-            raise TierUnavailable("The other worker did not take the data")
+
+        def call() -> tuple[int, float]:
+            if session in self._suspects:
+                return -1, 0.0
+            started_s = time.monotonic()
+            status = self._native.batch_transfer_sync_write(session, sources, destinations, sizes)
+            return status, time.monotonic() - started_s
+
+        status, took_s = await self._gate.run(call, lane=session)
+        if status == 0:
+            self._suspects.discard(session)
+            return
+        if took_s > SLOW_FAILURE_S:
+            # It timed out; those that wait behind it would each hold a thread as long.
+            self._suspects.add(session)
+        raise TierUnavailable("The other worker did not take the data")
 
     async def close(self) -> None:
         """Waits for running writes and closes; see `TransferEngine.close`."""
@@ -186,7 +145,7 @@ class MooncakeStore:
     """Mooncake's Store as a client without a segment of its own; see `ObjectStore`."""
 
     def __init__(self, master: str, host: str, protocol: str = "tcp") -> None:
-        """Prepares; the first use connects, so that an absent master does not stop a start.
+        """Prepares; `connect`, or the first use, connects: an absent master stops nobody.
 
         Args:
             master: `host:port` of the master.
@@ -196,10 +155,13 @@ class MooncakeStore:
         self._master = master
         self._host = host
         self._protocol = protocol
+        # Any: the native module has no annotations.
         self._native: Any = None
-        self._gate = _Gate("mooncake-store")
+        self._gate = NativeGate("mooncake-store")
         self._setup_lock = asyncio.Lock()
+        self._has_tripped = False
         self._open_until_s = 0.0
+        self._unreadable = Quarantine(UNREADABLE_S, MAX_UNREADABLE)
         self._regions: list[Region] = []
 
     @property
@@ -207,39 +169,64 @@ class MooncakeStore:
         """Whether the circuit is open: the master failed a moment ago and is left alone."""
         return time.monotonic() < self._open_until_s
 
+    async def connect(self) -> bool:
+        """Connects now, which holds the interpreter for some tenths of a second; says if it did.
+
+        To be called before a worker says that it is ready. If it fails, a later use tries again.
+        """
+        return await self._is_ready()
+
     async def register(self, region: Region) -> None:
-        """Names memory that objects are read into and written from; at any time."""
-        self._regions.append(region)
-        if self._native is not None:
-            native = self._native
-            await self._gate.run(lambda: native.register_buffer(region.address, region.size_bytes))
+        """Names memory; see `ObjectStore.register`."""
+        async with self._setup_lock:
+            if self._native is not None:
+                native = self._native
+                status = await self._gate.run(
+                    lambda: native.register_buffer(region.address, region.size_bytes)
+                )
+                if status != 0:
+                    raise TierUnavailable(f"Memory could not be registered (code {status})")
+            self._regions.append(region)
 
-    def _trip(self) -> None:
-        if not self.is_open:
-            logger.warning("mooncake store unavailable", extra={"master": self._master})
-        self._open_until_s = time.monotonic() + OPEN_S
+    def _trip(self, reason: str, for_s: float = OPEN_S) -> None:
+        if not self._has_tripped:
+            logger.warning(
+                "mooncake store unavailable", extra={"master": self._master, "reason": reason}
+            )
+        self._has_tripped = True
+        self._open_until_s = time.monotonic() + for_s
 
-    async def _ready(self) -> bool:
+    async def _is_ready(self) -> bool:
         if self.is_open:
             return False
-        if self._native is not None:
+        if self._native is not None and not self._has_tripped:
             return True
+        # One asks whether the master is back, the others wait for what it finds.
         async with self._setup_lock:
-            if self._native is None and not self.is_open:
+            if self.is_open:
+                return False
+            if self._native is None or self._has_tripped:
                 try:
-                    self._native = await self._gate.run(self._connect)
-                except TierUnavailable:
-                    self._trip()
-        return self._native is not None
+                    await self._gate.run(self._connect)
+                except TierUnavailable as error:
+                    self._trip(error.message)
+                    return False
+                except NotInstalled as error:
+                    self._trip(str(error), float("inf"))
+                    return False
+                self._has_tripped = False
+        return True
 
-    def _connect(self) -> Any:
+    def _connect(self) -> None:
         host, _, port = self._master.rpartition(":")
         try:
             with socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S):
                 pass
         except OSError as error:
             raise TierUnavailable("Mooncake's master does not answer") from error
-        native = _import_native("store").MooncakeDistributedStore()
+        if self._native is not None:
+            return
+        native = load_native("store").MooncakeDistributedStore()
         status = native.setup(
             self._host, "P2PHANDSHAKE", 0, LOCAL_BUFFER_BYTES, self._protocol, "", self._master
         )
@@ -247,86 +234,133 @@ class MooncakeStore:
             raise TierUnavailable(f"Mooncake's store does not start (code {status})")
         for region in self._regions:
             native.register_buffer(region.address, region.size_bytes)
-        return native
+        self._native = native
 
     async def put(self, objects: Sequence[tuple[str, Region]]) -> list[PutOutcome]:
         """Stores copies of registered memory; see `ObjectStore.put`."""
-        if not objects or not await self._ready():
-            return [PutOutcome.FAILED] * len(objects)
-        keys = [key for key, _ in objects]
-        present = await self.exists(keys)
-        missing = [item for item, there in zip(objects, present, strict=True) if not there]
-        outcomes = {
-            key: PutOutcome.PRESENT for key, there in zip(keys, present, strict=True) if there
-        }
-        if missing:
-            outcomes |= await self._put_missing(missing)
-        return [outcomes[key] for key in keys]
+        wanted = self._checked(objects)
+        outcomes = dict.fromkeys(wanted, PutOutcome.FAILED)
+        for key in await self._present(list(wanted)):
+            outcomes[key] = PutOutcome.PRESENT
+        missing = [
+            (key, region)
+            for key, region in wanted.items()
+            if outcomes[key] is PutOutcome.FAILED and key not in self._unreadable
+        ]
+        for batch in index_batches([region.size_bytes for _, region in missing]):
+            outcomes |= await self._put_batch([missing[index] for index in batch])
+        # A put says that it succeeded when another writer is half-way through the same key, or
+        # died there.
+        stored = [key for key, outcome in outcomes.items() if outcome is PutOutcome.STORED]
+        readable = await self._present(stored)
+        for key in stored:
+            if key not in readable:
+                outcomes[key] = PutOutcome.FAILED
+        return [outcomes[key] for key, _ in objects]
 
-    async def _put_missing(self, objects: Sequence[tuple[str, Region]]) -> dict[str, PutOutcome]:
-        native = self._native
-        keys = [key for key, _ in objects]
-        addresses = [region.address for _, region in objects]
-        sizes = [region.size_bytes for _, region in objects]
-        statuses = await self._guard(lambda: native.batch_put_from(keys, addresses, sizes))
-        if statuses is None:
-            return dict.fromkeys(keys, PutOutcome.FAILED)
-        self._note_statuses(statuses)
-        words = {0: PutOutcome.STORED, STORE_FULL: PutOutcome.FULL}
-        return {
-            key: words.get(status, PutOutcome.FAILED)
-            for key, status in zip(keys, statuses, strict=True)
-        }
+    async def _put_batch(self, batch: Sequence[tuple[str, Region]]) -> dict[str, PutOutcome]:
+        keys, addresses, sizes = _columns(batch)
+        statuses = await self._call(
+            lambda: self._native.batch_put_from(keys, addresses, sizes), len(keys)
+        )
+        self._log_failures("put", [status for status in statuses if status != 0])
+        return {key: put_outcome(status) for key, status in zip(keys, statuses, strict=True)}
 
     async def get(self, objects: Sequence[tuple[str, Region]]) -> list[bool]:
         """Reads objects into registered memory; see `ObjectStore.get`."""
-        if not objects or not await self._ready():
-            return [False] * len(objects)
-        native = self._native
-        keys = [key for key, _ in objects]
-        addresses = [region.address for _, region in objects]
-        sizes = [region.size_bytes for _, region in objects]
-        counts = await self._guard(lambda: native.batch_get_into(keys, addresses, sizes))
-        if counts is None:
-            return [False] * len(objects)
-        self._note_statuses(counts)
-        return [count == size for count, size in zip(counts, sizes, strict=True)]
+        self._checked(objects)
+        filled = [False] * len(objects)
+        asked = [place for place, (key, _) in enumerate(objects) if key not in self._unreadable]
+        for batch in index_batches([objects[place][1].size_bytes for place in asked]):
+            places = [asked[index] for index in batch]
+            counts = await self._get_batch([objects[place] for place in places])
+            for place, count in zip(places, counts, strict=True):
+                key, region = objects[place]
+                filled[place] = count == region.size_bytes
+                if count in UNREADABLE_CODES:
+                    self._unreadable.add(key)
+        return filled
+
+    async def _get_batch(self, batch: Sequence[tuple[str, Region]]) -> list[int]:
+        keys, addresses, sizes = _columns(batch)
+        counts = await self._call(
+            lambda: self._native.batch_get_into(keys, addresses, sizes), len(keys)
+        )
+        self._log_failures("get", [count for count in counts if count < 0])
+        return counts
 
     async def exists(self, keys: Sequence[str]) -> list[bool]:
         """Says which keys can be read now; see `ObjectStore.exists`."""
-        if not keys or not await self._ready():
-            return [False] * len(keys)
-        native = self._native
-        found = await self._guard(lambda: native.batch_is_exist(list(keys)))
-        if found is None:
-            return [False] * len(keys)
-        self._note_statuses(found)
-        return [status == 1 for status in found]
+        present = await self._present([key for key in keys if key not in self._unreadable])
+        return [key in present for key in keys]
+
+    async def _present(self, keys: list[str]) -> set[str]:
+        if not keys:
+            return set()
+        found = await self._call(lambda: self._native.batch_is_exist(keys), len(keys))
+        return {key for key, status in zip(keys, found, strict=True) if status == 1}
 
     async def remove(self, keys: Sequence[str]) -> None:
         """Drops objects; see `ObjectStore.remove`."""
-        if keys and await self._ready():
-            native = self._native
-            await self._guard(lambda: [native.remove(key, True) for key in keys])
+        if keys:
+            await self._call(lambda: [self._native.remove(key, True) for key in keys], len(keys))
 
-    async def _guard(self, call: Callable[[], list[int]]) -> list[int] | None:
+    async def _call(self, call: Callable[[], list[int]], num_keys: int) -> list[int]:
+        """Runs a batch call if the store is there; gives one status a key."""
+        away = [int(Code.MASTER_LOST)] * num_keys
         try:
-            return await self._gate.run(call)
+            if not await self._is_ready():
+                return away
+            # Again in its turn: the one before it may have found the master gone.
+            statuses, took_s = await self._gate.run(
+                lambda: (away, 0.0) if self.is_open else _timed(call)
+            )
         except TierUnavailable:
-            return None
+            return away
+        failures = [status for status in statuses if status < 0]
+        if took_s > 0 and any(status in MASTER_CODES for status in failures):
+            self._trip("the master does not answer")
+        elif took_s > SLOW_FAILURE_S and any(status in UNREADABLE_CODES for status in failures):
+            self._trip("an owner of objects does not answer")
+        return statuses
 
-    def _note_statuses(self, statuses: Sequence[int]) -> None:
-        if any(status in MASTER_LOST for status in statuses):
-            self._trip()
+    def _checked(self, objects: Sequence[tuple[str, Region]]) -> dict[str, Region]:
+        # TCP takes unregistered memory silently and RDMA does not; the mistake must show on both.
+        assert all(holds(self._regions, r.address, r.size_bytes) for _, r in objects), (
+            "the memory of an object is not registered"
+        )
+        return dict(objects)
+
+    def _log_failures(self, what: str, statuses: Sequence[int]) -> None:
+        if statuses and not self._has_tripped:
+            names = sorted({describe(status) for status in statuses})
+            logger.debug(
+                "mooncake store refused",
+                extra={"what": what, "num": len(statuses), "codes": ",".join(names)},
+            )
 
     async def close(self) -> None:
         """Ends the connection; see `ObjectStore.close`."""
-        native = self._native
 
         def last() -> None:
-            if native is not None:
+            if self._native is not None:
                 with contextlib.suppress(RuntimeError):
-                    native.close()
+                    self._native.close()
 
         await self._gate.close(last)
+        self._has_tripped = True
         self._open_until_s = float("inf")
+
+
+def _timed(call: Callable[[], list[int]]) -> tuple[list[int], float]:
+    started_s = time.monotonic()
+    statuses = call()
+    return statuses, time.monotonic() - started_s
+
+
+def _columns(objects: Sequence[tuple[str, Region]]) -> tuple[list[str], list[int], list[int]]:
+    return (
+        [key for key, _ in objects],
+        [region.address for _, region in objects],
+        [region.size_bytes for _, region in objects],
+    )

@@ -62,6 +62,9 @@ class SingleFlight(Generic[K, V]):
             flight.num_waiting -= 1
             if flight.num_waiting == 0 and not flight.task.done():
                 flight.task.cancel()
+                # Whoever comes while it still winds down must not board it.
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
 
     def _land(self, key: K, task: "asyncio.Task[V]") -> None:
         flight = self._flights.get(key)

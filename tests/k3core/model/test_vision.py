@@ -37,7 +37,9 @@ SHAPES = {
     "small": SMALL,
     "attention as wide as the tower": replace(SMALL, num_heads=3, qkv_hidden_size=24),
     "one head, one layer": replace(SMALL, num_heads=1, num_layers=1, qkv_hidden_size=8),
-    "five heads": replace(SMALL, num_heads=5, qkv_hidden_size=60, hidden_size=16, mm_hidden_size=16),
+    "five heads": replace(
+        SMALL, num_heads=5, qkv_hidden_size=60, hidden_size=16, mm_hidden_size=16
+    ),
     "a tall table": replace(SMALL, pos_emb_height=9, pos_emb_width=4),
     "small patches": replace(SMALL, patch_size=6),
     "a wide merge": replace(SMALL, merge_kernel=(1, 2)),
@@ -65,7 +67,9 @@ def random_patches(config: VisionConfig, grid: Grid, seed: int = 1) -> torch.Ten
 
 
 @torch.inference_mode()
-def encode(model: VisionModel, patches: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
+def encode(
+    model: VisionModel, patches: list[torch.Tensor], grids: list[Grid]
+) -> list[torch.Tensor]:
     return model(torch.cat(patches), grids)
 
 
@@ -161,7 +165,9 @@ class Equations:
         assert isinstance(mean, torch.Tensor)
         mean = mean / frames
         merged = [
-            torch.cat([mean[(y + dy) * columns + x + dx] for dy in range(high) for dx in range(wide)])
+            torch.cat(
+                [mean[(y + dy) * columns + x + dx] for dy in range(high) for dx in range(wide)]
+            )
             for y in range(0, rows, high)
             for x in range(0, columns, wide)
         ]

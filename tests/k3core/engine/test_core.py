@@ -262,8 +262,10 @@ def test_a_reservation_that_does_not_fit_now_is_none_and_changes_nothing() -> No
     bench = Bench(role="decode")
     big = [5] * (UNIT * bench.layout.page_units * (NUM_PAGES - 4))
     assert bench.core.reserve(request("a", prompt=big)) is not None
+    bench.core.step()
     before = bench.core.load
     assert bench.core.reserve(request("b", prompt=[6] * len(big))) is None
+    bench.core.step()
     assert bench.core.load == before
     bench.core.abort("a")
     assert bench.core.reserve(request("b", prompt=[6] * len(big))) is not None
@@ -321,3 +323,14 @@ def test_load_counts_requests_tokens_and_pages() -> None:
     assert (load.num_running, load.num_waiting, load.num_queued_tokens) == (1, 1, 31)
     assert load.num_pages == NUM_PAGES
     assert load.num_free_pages < NUM_PAGES
+
+
+def test_a_submitted_request_that_is_refused_fails_by_event() -> None:
+    bench = Bench()
+    too_long = [5] * (UNIT * bench.layout.page_units * NUM_PAGES) + [0]
+    bench.core.submit(request(prompt=too_long))
+    (event,) = bench.run()
+    assert event.kind == "failed"
+    assert event.error is not None
+    assert event.error.code == "context_length_exceeded"
+    assert bench.core.is_quiescent

@@ -74,13 +74,18 @@ class DecodeLink:
         """
         return await self._write(grant, unit_writes(self._arena, grant, units, position))
 
-    async def push_state(self, grant: PageGrant, hand_off: HandOff) -> int:
-        """Writes a whole state; returns bytes written.
+    async def push_rest(
+        self, grant: PageGrant, hand_off: HandOff, units: Sequence[int], position: int
+    ) -> int:
+        """Writes the last units of a prompt and its whole state; returns bytes written.
 
         Raises:
-            WorkerLost: the other side does not take it.
+            WorkerLost: the other side does not take them.
         """
-        return await self._write(grant, state_writes(self._arena, grant, hand_off.state_pages))
+        writes = unit_writes(self._arena, grant, units, position)
+        return await self._write(
+            grant, writes + state_writes(self._arena, grant, hand_off.state_pages)
+        )
 
     async def commit(
         self, worker_id: str, request: PrefillRequest, hand_off: HandOff, report: StageReport

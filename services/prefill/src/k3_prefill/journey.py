@@ -25,7 +25,7 @@ from k3core.engine.thread import EngineThread
 from k3core.engine.words import EngineEvent, EngineRequest
 from k3core.scheduler.request import ImageSpan, Request
 from k3core.transfer.page_exchange import unpack_ids
-from k3wire.errors import DeadlineExceeded, InternalError, K3Error
+from k3wire.errors import DeadlineExceeded, InternalError, K3Error, ShuttingDown
 from k3wire.messages.base import StageReport
 from k3wire.messages.decode import ReserveRequest
 from k3wire.messages.kv import PageGrant, PageLayoutInfo
@@ -132,9 +132,10 @@ class Journey:
         self._payload = await self._worker.read_prompt(
             self.request.prompt, self.request.deadline_unix_ns
         )
-        engine_request = self._engine_request()
+        submit = partial(self._worker.core.submit, self._engine_request())
+        if not self._worker.engine.post(submit):
+            raise ShuttingDown("This worker is shutting down; try another.")
         self._is_in_engine = True
-        await self._worker.engine.call(partial(self._worker.core.add, engine_request))
         try:
             async with asyncio.TaskGroup() as group:
                 await self._follow(group)
@@ -180,8 +181,7 @@ class Journey:
             link = self._worker.link
             position = pushed.num_units * self._worker.layout.unit_tokens
             units = hand_off.units[pushed.num_units :]
-            pushed.size_bytes += await link.push_units(grant, units, position)
-            pushed.size_bytes += await link.push_state(grant, hand_off)
+            pushed.size_bytes += await link.push_rest(grant, hand_off, units, position)
             report = StageReport(
                 stage="prefill",
                 outcome="bypass",

@@ -36,6 +36,8 @@ from k3wire.messages.sampling import FinishReason
 _RATE_WEIGHT = 0.2
 """Share of the newest step in the measured rate; about five steps decide."""
 
+_LOAD_INTERVAL_S = 0.02
+
 _TOO_LONG = "The prompt does not fit into this server's cache. Send a shorter prompt."
 
 
@@ -88,6 +90,7 @@ class EngineCore:
         self._on_hold: set[str] = set()
         self._events: list[EngineEvent] = []
         self._tokens_per_s = 0.0
+        self._load_until_s = 0.0
         self.load = EngineLoad()
 
     def open(self) -> None:
@@ -103,6 +106,13 @@ class EngineCore:
     def is_quiescent(self) -> bool:
         """Whether no request is known."""
         return not self._live
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queues a request; a refusal comes as its `failed` event."""
+        try:
+            self.add(request)
+        except K3Error as error:
+            self._events.append(EngineEvent(kind="failed", key=request.key, error=error))
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request.
@@ -144,7 +154,6 @@ class EngineCore:
             live.num_computed = live.num_prompt_tokens
             live.state_pages = reservation.state_pages
             self._live[request.key] = live
-            self._publish_load()
         return reservation
 
     def adopt(self, key: str, first_token: int) -> bool:
@@ -179,7 +188,6 @@ class EngineCore:
             self._scheduler.close_transfer(key)
             self._scheduler.abort(key)
             self._let_go(key)
-            self._publish_load()
         return is_known
 
     def release(self, key: str) -> bool:
@@ -191,7 +199,6 @@ class EngineCore:
         self._scheduler.close_transfer(key)
         self._scheduler.release(key)
         self._let_go(key)
-        self._publish_load()
         return True
 
     def step(self) -> StepOutcome[EngineEvent]:
@@ -208,7 +215,10 @@ class EngineCore:
         elif plan.restores or plan.moves:
             # Admitted without a row yet (a picture is missing): its copies must still happen.
             self._runner.execute(plan)
-        self._publish_load()
+        if not plan.rows or now_s >= self._load_until_s:
+            # While it is busy the figures are read ten times a second, and steps can be thousands.
+            self._load_until_s = now_s + _LOAD_INTERVAL_S
+            self._publish_load()
         events, self._events = tuple(self._events), []
         wake_at_s = 0.0 if plan.rows else min(held.values(), default=None)
         return StepOutcome(events, wake_at_s)

@@ -98,6 +98,23 @@ class RowPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """Something a caller must act on.
+
+    Attributes:
+        kind: `token`: `tokens` are new. `prefilled`: on a prefill worker, the first token is
+            in `tokens` and pages are held until `release`. `finished`: nothing follows, pages
+            are back. `refused`: it can never run, `reason` says why. `preempted`: it waits
+            again; nothing to do.
+    """
+
+    kind: EventKind
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass.
 
@@ -109,6 +126,8 @@ class StepPlan:
         moves: page moves of a compaction, before everything else.
         encode_images: pictures whose embeddings are not held and must be made for this step.
         dropped_images: feature keys whose embeddings the worker may forget now.
+        events: of a plan without rows only, to be handled like those of `commit`, which brings
+            them otherwise: a request that outgrew the cache and had to end.
     """
 
     step: int
@@ -118,6 +137,7 @@ class StepPlan:
     moves: tuple[PageCopy, ...] = ()
     encode_images: tuple[bytes, ...] = ()
     dropped_images: tuple[bytes, ...] = ()
+    events: tuple[Event, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -140,23 +160,6 @@ class RowResult:
     sampled: tuple[int, ...] = ()
     exported: tuple[int, ...] = ()
     is_last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something a caller must act on.
-
-    Attributes:
-        kind: `token`: `tokens` are new. `prefilled`: on a prefill worker, the first token is
-            in `tokens` and pages are held until `release`. `finished`: nothing follows, pages
-            are back. `refused`: it can never run, `reason` says why. `preempted`: it waits
-            again; nothing to do.
-    """
-
-    kind: EventKind
-    request_id: str
-    tokens: tuple[int, ...] = ()
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

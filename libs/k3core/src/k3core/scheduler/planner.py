@@ -12,7 +12,7 @@ from k3core.cache.coordinator import Admission, PrefixCache
 from k3core.cache.positions import StateClass, decode_targets, next_chunk
 from k3core.scheduler.embeddings import EmbeddingCache
 from k3core.scheduler.entry import Entry
-from k3core.scheduler.plan import ImageNeed, PageCopy, PlannedExport, RowPlan, StepPlan
+from k3core.scheduler.plan import Event, ImageNeed, PageCopy, PlannedExport, RowPlan, StepPlan
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class StepPlanner:
         step.rows.append(DraftRow(entry, start, chunk.end, 0, False, wants))
         return chunk.end - start
 
-    def build(self, number: int, step: DraftStep) -> StepPlan:
+    def build(self, number: int, step: DraftStep, events: tuple[Event, ...] = ()) -> StepPlan:
         """The finished plan, in places instead of handles."""
         cache = self._cache
         codec = cache.config.codec
@@ -111,6 +111,7 @@ class StepPlanner:
             moves=moves,
             encode_images=tuple(step.encode_images),
             dropped_images=dropped,
+            events=events,
         )
 
     def units(self, units: Items[int]) -> "array[int]":

@@ -192,7 +192,7 @@ class Scheduler:
         if not step.rows:
             for admission in step.admissions:
                 self.cache.end_restore(admission)
-            return self._planner.build(0, step)
+            return self._planner.build(0, step, self._take_late_events())
         self._num_steps += 1
         plan = self._planner.build(self.cache.fence.open_step(), step)
         for row in step.rows:
@@ -208,7 +208,7 @@ class Scheduler:
         Plans are committed in the order they were made. Rows of requests aborted meanwhile
         are ignored.
         """
-        events, self._late_events = self._late_events, []
+        events = list(self._take_late_events())
         by_id = {result.request_id: result for result in results}
         for row in plan.rows:
             entry = self._flying.pop((plan.step, row.request_id))
@@ -302,6 +302,10 @@ class Scheduler:
             return [Event("finished", request_id)]
         self._running.append(entry)
         return []
+
+    def _take_late_events(self) -> tuple[Event, ...]:
+        events, self._late_events = tuple(self._late_events), []
+        return events
 
     # --- planning ------------------------------------------------------------------------
 

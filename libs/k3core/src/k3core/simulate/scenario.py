@@ -6,6 +6,7 @@ bytes never change; every count of the cache can be recomputed.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -75,6 +76,7 @@ class ScenarioRunner:
         self.device = ToyDevice(case.cache.unit_tokens, case.cache.page_units)
         self.streams = Streams()
         self.tracks: dict[str, Track] = {}
+        self.flying: deque[StepPlan] = deque()
         self.transfers: dict[str, PathPin] = {}
         self.lookups: dict[str, dict[str, Json]] = {}
         self.failures: list[str] = []
@@ -125,16 +127,32 @@ class ScenarioRunner:
 
     def step(self) -> bool:
         """One scheduler step; False if there was nothing to run."""
-        plan = self.scheduler.schedule()
-        if not plan.rows:
+        if not self.begin_step():
             return False
+        self.end_step()
+        return True
+
+    def begin_step(self) -> bool:
+        """Plan a step, which is in flight then; False if there was nothing to run."""
+        plan = self.scheduler.schedule()
+        for event in plan.events:
+            self._note_event(event)
+        if not plan.rows:
+            # Admitted without a row yet, for want of room for a picture: copies still happen.
+            self.device.run(plan)
+            return False
+        self.flying.append(plan)
         self._note_plan(plan)
+        return True
+
+    def end_step(self) -> None:
+        """Execute and commit the oldest step in flight."""
+        plan = self.flying.popleft()
         for event in self.scheduler.commit(plan, self.device.run(plan)):
             self._note_event(event)
         planned = [(row.request_id, export.position) for row in plan.rows for export in row.exports]
         self._note_seals([row.request_id for row in plan.rows], planned)
         self.check()
-        return True
 
     def run(self, names: list[str]) -> None:
         """Steps until these requests ended or nothing can run."""

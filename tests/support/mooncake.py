@@ -45,15 +45,6 @@ async def wait_for_port(port: int) -> None:
                 return
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A started pair; `master` is what clients are given."""
-
-    master: str
-    master_process: asyncio.subprocess.Process
-    node_process: asyncio.subprocess.Process
-
-
 async def start(name: str, *arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         binary(name), *arguments, env=environment(),
@@ -67,24 +58,51 @@ async def kill(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
+async def start_master(port: int) -> asyncio.subprocess.Process:
+    """Starts a master on a given port, so that it can come back where it was."""
+    process = await start(
+        "mooncake_master", "--rpc_address=127.0.0.1", f"--rpc_port={port}",
+        "--metrics_host=127.0.0.1", f"--metrics_port={free_port()}",
+        "--default_kv_lease_ttl=500", "--client_ttl=5", "--put_start_discard_timeout_sec=5",
+    )  # fmt: skip
+    await wait_for_port(port)
+    return process
+
+
+async def start_node(master: str, segment: str) -> asyncio.subprocess.Process:
+    """Starts a process that owns a segment of the store."""
+    port = free_port()
+    process = await start(
+        "mooncake_client", f"--master_server_address={master}", "--host=127.0.0.1",
+        "--metadata_server=P2PHANDSHAKE", "--protocol=tcp",
+        f"--global_segment_size={segment}", "--local_buffer_size=16MB", f"--port={port}",
+    )  # fmt: skip
+    await wait_for_port(port)
+    return process
+
+
+@dataclass(slots=True)
+class Running:
+    """A started pair; `master` is what clients are given."""
+
+    master: str
+    master_process: asyncio.subprocess.Process
+    node_process: asyncio.subprocess.Process
+
+    async def restart_master(self) -> None:
+        """Kills the master and starts an empty one at the same address."""
+        await kill(self.master_process)
+        self.master_process = await start_master(int(self.master.rpartition(":")[2]))
+
+
 @contextlib.asynccontextmanager
 async def mooncake_store(segment: str = "64 MB") -> AsyncIterator[Running]:
     """Starts a master and a node; kills both at the end."""
-    rpc, metrics, node_port = free_port(), free_port(), free_port()
-    master = await start(
-        "mooncake_master", "--rpc_address=127.0.0.1", f"--rpc_port={rpc}",
-        "--metrics_host=127.0.0.1", f"--metrics_port={metrics}", "--default_kv_lease_ttl=500",
-    )  # fmt: skip
-    await wait_for_port(rpc)
-    node = await start(
-        "mooncake_client", f"--master_server_address=127.0.0.1:{rpc}", "--host=127.0.0.1",
-        "--metadata_server=P2PHANDSHAKE", "--protocol=tcp",
-        f"--global_segment_size={segment}", "--local_buffer_size=16MB",
-        f"--port={node_port}",
-    )  # fmt: skip
+    port = free_port()
+    master = f"127.0.0.1:{port}"
+    running = Running(master, await start_master(port), await start_node(master, segment))
     try:
-        await wait_for_port(node_port)
-        yield Running(f"127.0.0.1:{rpc}", master, node)
+        yield running
     finally:
-        await kill(node)
-        await kill(master)
+        await kill(running.node_process)
+        await kill(running.master_process)

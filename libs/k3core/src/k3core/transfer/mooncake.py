@@ -240,13 +240,10 @@ class MooncakeStore:
         """Stores copies of registered memory; see `ObjectStore.put`."""
         wanted = self._checked(objects)
         outcomes = dict.fromkeys(wanted, PutOutcome.FAILED)
-        for key in await self._present(list(wanted)):
-            outcomes[key] = PutOutcome.PRESENT
-        missing = [
-            (key, region)
-            for key, region in wanted.items()
-            if outcomes[key] is PutOutcome.FAILED and key not in self._unreadable
-        ]
+        asked = [key for key in wanted if key not in self._unreadable]
+        present = await self._present(asked)
+        outcomes |= dict.fromkeys(present, PutOutcome.PRESENT)
+        missing = [(key, wanted[key]) for key in asked if key not in present]
         for batch in index_batches([region.size_bytes for _, region in missing]):
             outcomes |= await self._put_batch([missing[index] for index in batch])
         # A put says that it succeeded when another writer is half-way through the same key, or

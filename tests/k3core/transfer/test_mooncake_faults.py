@@ -77,7 +77,7 @@ async def freeze(process: asyncio.subprocess.Process) -> None:
     process.send_signal(signal.SIGSTOP)
     stat = Path(f"/proc/{process.pid}/stat")
     async with asyncio.timeout(5):
-        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.005)
 
 

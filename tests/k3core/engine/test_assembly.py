@@ -89,6 +89,7 @@ def test_warm_caches_and_company_change_no_greedy_answer() -> None:
         ]
         together = run(parts, group)
         assert [together[request.key] for request in group] == alone[start : start + 8]
+    parts.core.step()
     assert parts.core.load.num_free_pages == parts.core.load.num_pages
 
 

@@ -122,7 +122,7 @@ class LocalEngine:
             order.append(key)
             core.add(self._engine_request(key, request))
             for index, image in enumerate(request.images):
-                embeds.append(self._embed(image))
+                embeds.append(self.embed(image))
                 core.provide_image(key, index, embeds[-1].view(torch.uint8).numpy().data)
         tokens: dict[str, list[int]] = {key: [] for key in order}
         usage: dict[str, Usage] = {}
@@ -163,7 +163,7 @@ class LocalEngine:
         return (grid_thw[1] // rows) * (grid_thw[2] // columns)
 
     @torch.inference_mode()
-    def _embed(self, image: LocalImage) -> torch.Tensor:
+    def embed(self, image: LocalImage) -> torch.Tensor:
         """Embeddings of one picture, [tokens, D], contiguous, on the processor."""
         vision = self._vision_model()
         dtype = DTYPES[self._parts.embedding_dtype]

@@ -79,6 +79,11 @@ class PageLayout:
     version: int = LAYOUT_VERSION
 
     @property
+    def int8_layers_per_page(self) -> int:
+        """KDA layers whose INT8 form fits a page; a layer never straddles two."""
+        return max(1, self.page_bytes // max(1, int8_layer_bytes(self.sizes)))
+
+    @property
     def group_of_layer(self) -> tuple[int, ...]:
         """KDA group of each KDA layer."""
         return tuple(i // self.group_layers for i in range(self.sizes.kda_layers))
@@ -135,7 +140,7 @@ def plan_layout(
     """
     if not sizes.mla_layers and not sizes.kda_layers:
         raise CacheError("a model with neither MLA nor KDA layers has nothing to cache")
-    unit = _round_up(unit_tokens * sizes.mla_layers * sizes.row_bytes)
+    unit = round_up(unit_tokens * sizes.mla_layers * sizes.row_bytes)
     if not num_groups:
         num_groups = max(1, -(-sizes.kda_layers // max(1, sizes.mla_layers)))
     return _layout(sizes, unit_tokens, unit, num_groups, page_units)
@@ -185,33 +190,40 @@ def unit_offset(layout: PageLayout, unit: int) -> int:
     return page * layout.page_bytes + place * layout.unit_bytes
 
 
-def int8_state_bytes(sizes: ModelSizes) -> int:
-    """Bytes of one whole INT8 checkpoint: values, a scale a head and key channel, exact window."""
+def int8_layer_bytes(sizes: ModelSizes) -> int:
+    """Bytes of one layer's INT8 form: values, a scale a head and key channel, exact window."""
     values = sizes.state_heads * sizes.head_dim * sizes.head_dim
     scales = sizes.state_heads * sizes.head_dim * 4
-    return sizes.kda_layers * (_round_up(values) + _round_up(scales) + _round_up(sizes.conv_bytes))
+    return round_up(values) + round_up(scales) + round_up(sizes.conv_bytes)
+
+
+def int8_state_bytes(sizes: ModelSizes) -> int:
+    """Bytes of one whole INT8 checkpoint."""
+    return sizes.kda_layers * int8_layer_bytes(sizes)
 
 
 def raw_state_bytes(sizes: ModelSizes) -> int:
     """Bytes of one whole raw state, padding between parts included."""
-    return sizes.kda_layers * (_round_up(sizes.recurrent_bytes) + _round_up(sizes.conv_bytes))
+    return sizes.kda_layers * (round_up(sizes.recurrent_bytes) + round_up(sizes.conv_bytes))
 
 
 def _layout(
     sizes: ModelSizes, unit_tokens: int, unit: int, groups: int, page_units: int
 ) -> PageLayout:
     group_layers = -(-sizes.kda_layers // groups) if sizes.kda_layers else 1
-    layer = _round_up(sizes.recurrent_bytes) + _round_up(sizes.conv_bytes)
+    layer = round_up(sizes.recurrent_bytes) + round_up(sizes.conv_bytes)
     state_page = group_layers * layer if sizes.kda_layers else 0
     if not page_units:
         page_units = max(1, -(-state_page // unit)) if unit and state_page else 1
     page = max(state_page, page_units * unit)
-    int8_groups = max(1, -(-int8_state_bytes(sizes) // page)) if sizes.kda_layers else 0
+    per_page = max(1, page // max(1, int8_layer_bytes(sizes)))
+    int8_groups = -(-sizes.kda_layers // per_page)
     used_groups = -(-sizes.kda_layers // group_layers) if sizes.kda_layers else 0
     return PageLayout(
         unit_tokens, page_units, used_groups, group_layers, page, unit, int8_groups, sizes
     )
 
 
-def _round_up(size: int) -> int:
+def round_up(size: int) -> int:
+    """A size with the padding that keeps the next part aligned."""
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES

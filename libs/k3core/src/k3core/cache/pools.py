@@ -4,11 +4,13 @@ One uint8 tensor of equal, contiguous pages, and strided views of it for the mod
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from k3core.batch import CacheViews
-from k3core.cache.layout import PageLayout
+from k3core.cache import int8_codec
+from k3core.cache.layout import PageLayout, int8_layer_bytes, round_up
 
 
 class PageArena:
@@ -53,12 +55,45 @@ class PageArena:
         self.bytes[torch.tensor(list(pages), device=self.bytes.device)] = 0
 
     def encode_state(self, src: Sequence[int], dst: Sequence[int]) -> None:
-        """Write the INT8 form of the raw state in `src` (G pages) into `dst`."""
-        raise NotImplementedError
+        """Write the INT8 form of the raw state in `src` (G pages) into `dst` (int8_groups pages).
+
+        The recurrent part is rounded to int8 with one scale a head and key channel, the
+        convolution window is copied exactly; the source is not changed.
+        """
+        for layer, group in enumerate(self.layout.group_of_layer):
+            packed = self._packed(layer, dst)
+            state_HVK = self.views.recurrent[layer][src[group]]
+            values, scales = int8_codec.encode(state_HVK)
+            packed.values.copy_(values)
+            packed.scales.copy_(scales)
+            packed.conv.copy_(self.views.conv[layer][src[group]])
 
     def decode_state(self, src: Sequence[int], dst: Sequence[int]) -> None:
-        """Write the raw state of the INT8 form in `src` into `dst` (G pages)."""
-        raise NotImplementedError
+        """Write the raw state of the INT8 form in `src` (int8_groups pages) into `dst` (G pages)."""
+        for layer, group in enumerate(self.layout.group_of_layer):
+            packed = self._packed(layer, src)
+            state_HVK = self.views.recurrent[layer][dst[group]]
+            state_HVK.copy_(int8_codec.decode(packed.values, packed.scales))
+            self.views.conv[layer][dst[group]].copy_(packed.conv)
+
+    def _packed(self, layer: int, pages: Sequence[int]) -> "_PackedLayer":
+        """Views of one layer's INT8 form inside its page."""
+        sizes, per_page = self.layout.sizes, self.layout.int8_layers_per_page
+        heads, width = sizes.state_heads, sizes.head_dim
+        start = (layer % per_page) * int8_layer_bytes(sizes)
+        page = self.bytes[pages[layer // per_page]]
+        values_end = heads * width * width
+        scales_start = start + round_up(values_end)
+        conv_start = scales_start + round_up(heads * width * 4)
+        return _PackedLayer(
+            values=page[start : start + values_end].view(torch.int8).view(heads, width, width),
+            scales=page[scales_start : scales_start + heads * width * 4]
+            .view(torch.float32)
+            .view(heads, width),
+            conv=page[conv_start : conv_start + sizes.conv_bytes]
+            .view(self.conv_dtype)
+            .view(sizes.conv_width - 1, 3 * heads * width),
+        )
 
     def _views(self) -> CacheViews:
         layout, sizes = self.layout, self.layout.sizes
@@ -74,7 +109,7 @@ class PageArena:
             for layer in range(sizes.mla_layers)
         )
         heads, width = sizes.state_heads, sizes.head_dim
-        recurrent_stride = _round_up(sizes.recurrent_bytes)
+        recurrent_stride = round_up(sizes.recurrent_bytes)
         conv_start = layout.group_layers * recurrent_stride
         recurrent: list[torch.Tensor] = []
         conv: list[torch.Tensor] = []
@@ -92,7 +127,7 @@ class PageArena:
             conv.append(
                 self._strided(
                     self.conv_dtype,
-                    conv_start + place * _round_up(sizes.conv_bytes),
+                    conv_start + place * round_up(sizes.conv_bytes),
                     (sizes.conv_width - 1, channels),
                     (channels * self.conv_dtype.itemsize, self.conv_dtype.itemsize),
                 )
@@ -119,5 +154,8 @@ class PageArena:
         )
 
 
-def _round_up(size: int) -> int:
-    return -(-size // 256) * 256
+@dataclass(frozen=True, slots=True)
+class _PackedLayer:
+    values: torch.Tensor
+    scales: torch.Tensor
+    conv: torch.Tensor

@@ -80,7 +80,8 @@ class _BackgroundJson(msgspec.Struct, frozen=True, kw_only=True):
 
 class _MediaJson(msgspec.Struct, frozen=True, kw_only=True):
     patch_size: Positive = 14
-    merge_kernel_size: Positive | tuple[Positive, Positive] = 2
+    # Checked below: msgspec 0.23 corrupts memory on a union of bounded integer and fixed tuple.
+    merge_kernel_size: int | tuple[int, int] = 2
     in_patch_limit: Positive = 65_536
     patch_limit_on_one_side: Positive = 512
     fixed_output_tokens: int | None = None
@@ -124,6 +125,8 @@ def _from_json(media: _MediaJson) -> ProcessorConfig:
     merge_size = merge if isinstance(merge, int) else merge[0]
     if not isinstance(merge, int) and merge[0] != merge[1]:
         raise ProcessorConfigError(f"{FILE_NAME}: merge_kernel_size must be square")
+    if merge_size < 1:
+        raise ProcessorConfigError(f"{FILE_NAME}: merge_kernel_size must be at least 1")
     background, stage = _background(media)
     return ProcessorConfig(
         patch_size=media.patch_size,

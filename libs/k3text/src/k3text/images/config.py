@@ -126,6 +126,8 @@ def _from_json(media: _MediaJson) -> ProcessorConfig:
     if not isinstance(merge, int) and merge[0] != merge[1]:
         raise ProcessorConfigError(f"{FILE_NAME}: merge_kernel_size must be square")
     if merge_size < 1:
+        raise ProcessorConfigError(f"{FILE_NAME}: merge_kernel_size must be 1 or more")
+    if merge_size < 1:
         raise ProcessorConfigError(f"{FILE_NAME}: merge_kernel_size must be at least 1")
     background, stage = _background(media)
     return ProcessorConfig(

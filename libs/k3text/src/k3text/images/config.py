@@ -122,17 +122,13 @@ def _from_json(media: _MediaJson) -> ProcessorConfig:
     if 0.0 in media.image_std:
         raise ProcessorConfigError(f"{FILE_NAME}: image_std must not be zero")
     merge = media.merge_kernel_size
-    merge_size = merge if isinstance(merge, int) else merge[0]
-    if not isinstance(merge, int) and merge[0] != merge[1]:
+    sides = {merge} if isinstance(merge, int) else set(merge)
+    if len(sides) != 1 or min(sides) < 1:
         raise ProcessorConfigError(f"{FILE_NAME}: merge_kernel_size must be square")
-    if merge_size < 1:
-        raise ProcessorConfigError(f"{FILE_NAME}: merge_kernel_size must be 1 or more")
-    if merge_size < 1:
-        raise ProcessorConfigError(f"{FILE_NAME}: merge_kernel_size must be at least 1")
     background, stage = _background(media)
     return ProcessorConfig(
         patch_size=media.patch_size,
-        merge_size=merge_size,
+        merge_size=sides.pop(),
         max_patches=media.in_patch_limit,
         max_patches_a_side=media.patch_limit_on_one_side,
         mean=media.image_mean,

@@ -142,9 +142,10 @@ class SandboxProcess:
             DeadlineExceeded: it took too long by the clock.
             WorkerLost: the process was taken away.
         """
+        # Not bounded like the rest: a copy that was given up would go on under the next image.
+        await self._input.write(data)
         try:
             async with asyncio.timeout(self._limits.wall_s):
-                await self._input.write(data)
                 await self._send(Job(num_bytes=len(data)))
                 reply = await self._receive()
                 return await self._take(reply)

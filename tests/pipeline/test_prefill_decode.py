@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from support.worker_pair import END
 from support.worker_processes import START_S, Processes, can_run_mooncake, worker_processes
 
 from k3core.engine.local import LocalEngine, LocalRequest
@@ -15,6 +16,7 @@ from k3text.chat_format.conversation import Conversation, RenderOptions, UserMes
 from k3text.chat_format.prompt import render_prompt_ids
 from k3text.tokenizer import Tokenizer
 from k3text.vocabulary import write_vocabulary
+from k3wire.errors import NoResponders, ShuttingDown
 from k3wire.messages.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(not can_run_mooncake(), reason="Mooncake's libraries are absent")
@@ -81,7 +83,8 @@ def test_a_scripted_pair_answers_by_the_last_user_text_and_drains(
         assert gateway.tokens("dog") == [5, 6, 7, end]
         assert [len(delta.token_ids) for delta in gateway.deltas("dog")] == [1, 2, 1]
         for role in ("prefill", "decode"):
-            assert await processes.stop(role) == 0
+            processes.terminate(role)
+            assert await processes.exit_status(role) == 0
 
     with_processes(test, tmp_path, checkpoint, K3_ENGINE="scripted", K3_SCRIPT=str(script))
 
@@ -149,5 +152,33 @@ def test_a_killed_decode_worker_is_worker_lost_and_its_successor_serves(
         await gateway.send(gateway.request("after", prompt))
         await gateway.until_ended("after")
         assert gateway.tokens("after") == gateway.tokens("before")
+
+    with_processes(test, tmp_path, checkpoint, K3_ENGINE="scripted", K3_SCRIPT=str(script))
+
+
+def test_a_drain_takes_no_more_and_lets_running_answers_end(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    script = tmp_path / "script.jsonl"
+    line = {"match": "", "token_ids": list(range(1, 31)), "first_token_ms": 300, "per_token_ms": 20}
+    script.write_text(json.dumps(line))
+    tokenizer = Tokenizer.from_directory(checkpoint)
+
+    async def test(processes: Processes) -> None:
+        gateway = processes.gateway
+        prompt = ask(tokenizer, "hello")
+        await gateway.send(gateway.request("r", prompt))
+        # Reserved and not committed: the hand-off itself falls into both drains.
+        await gateway.until(lambda: gateway.beats["decode"].load.num_waiting == 1)
+        processes.terminate("prefill")
+        processes.terminate("decode")
+        await gateway.until(lambda: gateway.beats["prefill"].is_draining)
+        with pytest.raises((ShuttingDown, NoResponders)):
+            await gateway.send(gateway.request("late", prompt))
+        last = await gateway.until_ended("r")
+        assert last.error is None
+        assert gateway.tokens("r") == [*range(1, 31), END]
+        for role in ("prefill", "decode"):
+            assert await processes.exit_status(role) == 0
 
     with_processes(test, tmp_path, checkpoint, K3_ENGINE="scripted", K3_SCRIPT=str(script))

@@ -6,7 +6,7 @@ The test plays the gateway: it sends `PrefillRequest`s and reads the frames of i
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from k3core.transfer.memory import MemoryFabric
 from k3wire import subjects
 from k3wire.bus.base import Bus
 from k3wire.bus.memory import MemoryBus
+from k3wire.errors import K3Error
 from k3wire.messages.base import Admitted, Stage
 from k3wire.messages.control import Cancel, Heartbeat
 from k3wire.messages.media import ImageSlot
@@ -180,8 +181,8 @@ class Pair:
     fabric: MemoryFabric
     prefill: EngineParts
     decode: EngineParts
-    prefill_task: asyncio.Task[None]
-    decode_task: asyncio.Task[None]
+    prefill_task: asyncio.Task[K3Error | None]
+    decode_task: asyncio.Task[K3Error | None]
 
     @property
     def num_pages(self) -> int:
@@ -199,6 +200,15 @@ def scripted_parts(role: Role, script: Script = ANSWERS, sizes: EngineSizes = SI
     return scripted_engine(script, role, sizes, lambda ids: ids[-1])
 
 
+async def ended(worker: Coroutine[object, object, None]) -> K3Error | None:
+    """Runs a worker to its end; its error is a result, so that its neighbour goes on."""
+    try:
+        await worker
+    except K3Error as error:
+        return error
+    return None
+
+
 @asynccontextmanager
 async def worker_pair(
     prefill: EngineParts | None = None,
@@ -214,10 +224,10 @@ async def worker_pair(
     decode = decode or scripted_parts("decode")
     async with asyncio.TaskGroup() as group:
         prefill_task = group.create_task(
-            run_prefill(prefill_settings or PrefillSettings(), bus, fabric.engine(), prefill)
+            ended(run_prefill(prefill_settings or PrefillSettings(), bus, fabric.engine(), prefill))
         )
         decode_task = group.create_task(
-            run_decode(decode_settings or DecodeSettings(), bus, fabric.engine(), decode)
+            ended(run_decode(decode_settings or DecodeSettings(), bus, fabric.engine(), decode))
         )
         try:
             await gateway.until_ready("prefill", "decode")

@@ -48,12 +48,14 @@ class Processes:
         """As the kernel does to a process that takes too much."""
         self.children[role].send_signal(signal.SIGKILL)
 
-    async def stop(self, role: str) -> int:
-        """Asks for a drain and returns the exit status."""
-        child = self.children[role]
-        child.send_signal(signal.SIGTERM)
+    def terminate(self, role: str) -> None:
+        """Asks for a drain."""
+        self.children[role].send_signal(signal.SIGTERM)
+
+    async def exit_status(self, role: str) -> int:
+        """Waits, bounded, for a process's end."""
         async with asyncio.timeout(STOP_S):
-            return await child.wait()
+            return await self.children[role].wait()
 
 
 @contextlib.asynccontextmanager

@@ -2,14 +2,18 @@
 
 Enters the reference operators; leaves them with the fast ones in their place. Results of a
 row do not depend on the batch around it, on how a sequence is cut into chunks, or on the
-number of threads, bit for bit. Inference only, float32 and bfloat16.
+number of threads, bit for bit. Float32 and bfloat16; only `kda_dense` has gradients
+(`training.py` has a whole that does).
 """
 
 from dataclasses import replace
 from functools import lru_cache
 
+import torch
+
 from k3core.kernels.attn_res.native import NativeAttnRes
 from k3core.kernels.interface import Kernels
+from k3core.kernels.kda.autograd import NativeKdaDense
 from k3core.kernels.kda.native import NativeKda
 from k3core.kernels.linear.native import NativeLinear
 from k3core.kernels.mla.native import NativeMla
@@ -37,6 +41,7 @@ def build(base: Kernels) -> Kernels:
         BackendUnavailableError: no compiler, or it cannot compile or load the sources.
     """
     library = native_library()
+    library.set_threads(torch.get_num_threads())
     kda, mla, moe = NativeKda(library), NativeMla(library), NativeMoe(library)
     norm, attn_res = NativeNorm(library), NativeAttnRes(library)
     return replace(
@@ -51,6 +56,7 @@ def build(base: Kernels) -> Kernels:
         attn_res_norm=attn_res.mix_norm,
         kda_prefill=kda.run,
         kda_decode=kda.run,
+        kda_dense=NativeKdaDense(library).run,
         mla_write=mla.write,
         mla_prefill=mla.prefill,
         mla_decode=mla.decode,

@@ -34,6 +34,14 @@ class KdaArgs(ctypes.Structure):
     )
 
 
+class KdaTrainArgs(ctypes.Structure):
+    """`kda_train_args` of kda_train.c."""
+
+    _fields_ = _fields(
+        (_POINTER, "q k decay v beta o kept d_o d_q d_k d_decay d_v d_beta"), (_LONG, "B T H K V")
+    )
+
+
 class LinearArgs(ctypes.Structure):
     """`linear_args` of linear.c."""
 
@@ -139,6 +147,8 @@ class MlaWriteArgs(ctypes.Structure):
 # Entry points that take one struct by address.
 STRUCT_ENTRIES: Iterable[str] = (
     "k3_kda",
+    "k3_kda_train_forward",
+    "k3_kda_train_backward",
     "k3_linear",
     "k3_experts",
     "k3_rms_norm",

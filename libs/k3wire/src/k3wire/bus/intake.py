@@ -8,10 +8,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+from k3wire.bus import codec
 from k3wire.errors import DeadlineExceeded, InternalError, K3Error, ShuttingDown, SlowDown
+from k3wire.messages.base import Message
 
 logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
 
 MAX_WAITING_FACTOR = 8
 """Messages that may wait for each that may run."""
@@ -99,3 +104,13 @@ class Intake:
         self._is_draining = True
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+
+
+def hear(data: bytes, message_type: type[M], handler: Callable[[M], None]) -> None:
+    """Hands one event to its handler; what cannot be read or fails is logged and dropped."""
+    try:
+        handler(codec.decode(data, message_type))
+    except K3Error:
+        logger.warning("unreadable message dropped", extra={"type": message_type.__name__})
+    except Exception:
+        logger.exception("listener failed", extra={"type": message_type.__name__})

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from k3wire.bus import codec
 from k3wire.bus.base import Headers, Subscription
-from k3wire.bus.intake import Intake
+from k3wire.bus.intake import Intake, hear
 from k3wire.errors import DeadlineExceeded, NoResponders
 from k3wire.messages.base import Message
 from k3wire.subjects import Call
@@ -98,7 +98,7 @@ class MemoryBus:
     ) -> Subscription:
         """Hands each message to a handler; see `Bus.listen`."""
         listener = _Listener(
-            subject.replace(">", "*"), lambda data: handler(codec.decode(data, message_type))
+            subject.replace(">", "*"), lambda data: hear(data, message_type, handler)
         )
         self._listeners.append(listener)
         return _MemorySubscription(lambda: self._listeners.remove(listener), None)

@@ -2,8 +2,9 @@
 
 Traps of the client that this adapter takes care of: its handlers run one after the other (ours are
 tasks), its drain does not wait for tasks (ours counts them), a request to a worker that died ends
-only by time-out (deadlines are in every call), header cost (only calls carry any), payloads that
-overrun the server's limit close the connection (messages are measured first).
+only by time-out (deadlines are in every call), a request hangs while the server is away (ours fails
+at once), header cost (only calls carry any), payloads that overrun the server's limit close the
+connection (messages are measured first).
 """
 
 import asyncio
@@ -16,13 +17,14 @@ from typing import Self, TypeVar
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
-from nats.errors import ConnectionClosedError, Error, NoRespondersError
+from nats.errors import Error
 from opentelemetry import propagate
 
 from k3wire.bus import codec
 from k3wire.bus.base import Headers, Subscription
-from k3wire.bus.intake import Intake
-from k3wire.errors import DeadlineExceeded, K3Error, NoResponders, TierUnavailable
+from k3wire.bus.intake import Intake, hear
+from k3wire.bus.reply_mux import ReplyMux
+from k3wire.errors import DeadlineExceeded, NoResponders, TierUnavailable
 from k3wire.messages.base import Message
 from k3wire.subjects import Call
 
@@ -37,6 +39,9 @@ CONNECT_TIMEOUT_S = 5.0
 PENDING_BYTES = 8 * 1024 * 1024
 """Bytes buffered while the server is away; past that a publish fails."""
 
+DEFAULT_DEADLINE_S = 100.0
+"""For callers that give none, like a person with the `nats` command line."""
+
 DEADLINE_HEADER = "k3-deadline"
 """Absolute nanoseconds, so that a message that waited in a broker is dropped by its reader."""
 
@@ -44,9 +49,10 @@ DEADLINE_HEADER = "k3-deadline"
 class NatsBus:
     """A connection to NATS that speaks our messages; see `k3wire.bus.base.Bus`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, replies: ReplyMux) -> None:
         """Wraps an open connection; use `connect`."""
         self._client = client
+        self._replies = replies
 
     @classmethod
     async def connect(cls, url: str, name: str) -> Self:
@@ -59,12 +65,13 @@ class NatsBus:
         Raises:
             TierUnavailable: no server answers at the first try.
         """
-        client = Client()
+        client, replies = Client(), ReplyMux()
 
         async def on_error(error: Exception) -> None:
             logger.warning("bus error", extra={"error": type(error).__name__})
 
         async def on_disconnect() -> None:
+            replies.fail_all()
             logger.warning("bus disconnected")
 
         async def on_reconnect() -> None:
@@ -84,11 +91,12 @@ class NatsBus:
                     ping_interval=PING_INTERVAL_S,
                     pending_size=PENDING_BYTES,
                 )
+                await replies.open(client)
         except (Error, OSError, TimeoutError) as error:
             raise TierUnavailable(
                 "No NATS server answers at K3_NATS_URL; is it started?"
             ) from error
-        return cls(client)
+        return cls(client, replies)
 
     async def call(self, subject: str, call: Call[Q, R], request: Q, deadline_unix_ns: int) -> R:
         """Sends a request and waits for its reply; see `Bus.call`."""
@@ -96,16 +104,21 @@ class NatsBus:
         left_s = (deadline_unix_ns - time.time_ns()) / 1e9
         if left_s <= 0:
             raise DeadlineExceeded(f"No time was left for {call.name}")
+        if not self._client.is_connected:
+            raise NoResponders(f"The bus is away; {call.name} was not sent")
         headers = {DEADLINE_HEADER: str(deadline_unix_ns)}
         propagate.inject(headers)
+        inbox, reply = self._replies.expect()
         try:
-            message = await self._client.request(subject, data, timeout=left_s, headers=headers)
-        except NoRespondersError as error:
-            raise NoResponders(f"No worker serves {call.name} right now") from error
+            async with asyncio.timeout(left_s):
+                await self._client.publish(subject, data, reply=inbox, headers=headers)
+                message = await reply
         except TimeoutError as error:
             raise DeadlineExceeded(f"{call.name} did not answer in time") from error
         except (Error, OSError) as error:
             raise NoResponders(f"The bus is away; {call.name} was not sent") from error
+        finally:
+            self._replies.forget(inbox)
         return codec.decode_reply(message.data, call.reply)
 
     async def publish(self, subject: str, message: Message) -> None:
@@ -130,7 +143,7 @@ class NatsBus:
 
         async def on_message(message: Msg) -> None:
             headers = message.headers or {}
-            deadline_unix_ns = int(headers.get(DEADLINE_HEADER, "0")) or time.time_ns() + 10**11
+            deadline_unix_ns = _deadline(headers)
             if deadline_unix_ns <= time.time_ns():
                 logger.info("late message dropped", extra={"call": call.name})
                 return
@@ -155,10 +168,7 @@ class NatsBus:
         """Hands each message to a handler that must not block; see `Bus.listen`."""
 
         async def on_message(message: Msg) -> None:
-            try:
-                handler(codec.decode(message.data, message_type))
-            except K3Error:
-                logger.warning("unreadable message dropped", extra={"subject": subject})
+            hear(message.data, message_type, handler)
 
         inner = await self._client.subscribe(subject, cb=on_message)
         await self._settle()
@@ -172,11 +182,16 @@ class NatsBus:
 
     async def close(self) -> None:
         """Sends what is buffered and closes; safe twice and while disconnected."""
-        with contextlib.suppress(Error, OSError, TimeoutError, ConnectionClosedError):
+        with contextlib.suppress(Error, OSError, TimeoutError):
             async with asyncio.timeout(2):
                 await self._client.flush(timeout=1)
         with contextlib.suppress(Error, OSError):
             await self._client.close()
+
+
+def _deadline(headers: Headers) -> int:
+    text = headers.get(DEADLINE_HEADER, "")
+    return int(text) if text.isdecimal() else time.time_ns() + int(DEFAULT_DEADLINE_S * 1e9)
 
 
 class _NatsSubscription:

@@ -1,12 +1,11 @@
-"""Blobs in Redis, one server, Sentinel or Cluster.
+"""Blobs in Redis: one server, Sentinel or Cluster.
 
-Losing Redis costs a caller one short time-out, then nothing: after a failure a circuit stays open
-for a while and every call fails at once, with one call let through at its end to look.
+Losing Redis costs a caller one short time-out, then nothing: a circuit opens and every call fails
+at once until a probe finds Redis again.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -15,8 +14,9 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
+from k3wire.blobs.circuit import Circuit
 from k3wire.errors import TierUnavailable
 
 logger = logging.getLogger(__name__)
@@ -24,14 +24,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 0.3
-OPERATION_TIMEOUT_S = 1.0
-OPEN_S = 1.0
-"""How long after a failure nobody asks Redis."""
+OPERATION_TIMEOUT_S = 0.5
+BYTES_PER_S = 50e6
+"""Slowest link on which a long value is still worth waiting for."""
+
+FIRST_PROBE_S = 0.1
+LAST_PROBE_S = 2.0
 
 READ_BYTES = 256 * 1024
 """Socket read size; the client's default costs a fifth more CPU on megabyte values."""
 
 MAX_CONNECTIONS = 32
+"""Operations at once; more wait for their turn."""
+
 MAX_VALUE_BYTES = 32 * 1024 * 1024
 """Longest value written; a longer one is not cached."""
 
@@ -42,7 +47,8 @@ class RedisBlobStore:
     def __init__(self, client: Any) -> None:
         """Wraps a client of redis-py's asyncio family (any of its three classes)."""
         self._client = client
-        self._open_until_s = 0.0
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._circuit = Circuit(self._answers, FIRST_PROBE_S, LAST_PROBE_S)
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -54,9 +60,9 @@ class RedisBlobStore:
         """
         options: dict[str, Any] = {
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
-            "socket_timeout": OPERATION_TIMEOUT_S,
+            "socket_timeout": OPERATION_TIMEOUT_S + MAX_VALUE_BYTES / BYTES_PER_S,
             "socket_read_size": READ_BYTES,
-            "max_connections": MAX_CONNECTIONS,
+            "max_connections": MAX_CONNECTIONS + 1,
         }
         scheme, _, rest = url.partition("://")
         if scheme == "redis+cluster":
@@ -72,20 +78,36 @@ class RedisBlobStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether the circuit is open: Redis failed a moment ago and is left alone."""
-        return time.monotonic() < self._open_until_s
+        """Whether the circuit is open: Redis failed and has not answered a probe since."""
+        return self._circuit.is_open
 
-    async def _guard(self, operation: Callable[[], Awaitable[T]]) -> T:
-        if self.is_open:
-            raise TierUnavailable("Redis did not answer a moment ago")
+    async def _answers(self) -> bool:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                return await operation()
-        except (RedisError, OSError, TimeoutError) as error:
-            if not self.is_open:
-                logger.warning("redis unavailable", extra={"error": type(error).__name__})
-            self._open_until_s = time.monotonic() + OPEN_S
-            raise TierUnavailable("Redis does not answer") from error
+                await self._client.ping()
+        except (RedisError, OSError, TimeoutError):
+            return False
+        logger.info("redis available")
+        return True
+
+    async def _guard(self, operation: Callable[[], Awaitable[T]], size_bytes: int = 0) -> T:
+        if not self._circuit.may_pass():
+            raise TierUnavailable("Redis did not answer a moment ago")
+        async with self._turns:
+            # It may have failed for those who went first.
+            if not self._circuit.may_pass():
+                raise TierUnavailable("Redis did not answer a moment ago")
+            try:
+                async with asyncio.timeout(OPERATION_TIMEOUT_S + size_bytes / BYTES_PER_S):
+                    return await operation()
+            except ResponseError as error:
+                # Full, read-only or misused: it answers, so the next question may fare better.
+                logger.warning("redis refused", extra={"error": type(error).__name__})
+                raise TierUnavailable("Redis refused") from error
+            except (RedisError, OSError, TimeoutError) as error:
+                if self._circuit.trip():
+                    logger.warning("redis unavailable", extra={"error": type(error).__name__})
+                raise TierUnavailable("Redis does not answer") from error
 
     async def get(self, key: str) -> bytes | None:
         """Reads a value; see `BlobStore.get`."""
@@ -95,12 +117,17 @@ class RedisBlobStore:
         """Writes a value; see `BlobStore.put`."""
         if len(data) > MAX_VALUE_BYTES:
             raise TierUnavailable("The value is too long to cache")
-        await self._guard(lambda: self._client.set(key, data, px=max(1, int(ttl_s * 1000))))
+        px = max(1, int(ttl_s * 1000))
+        await self._guard(lambda: self._client.set(key, data, px=px), len(data))
 
     async def put_if_absent(self, key: str, data: bytes, *, ttl_s: float) -> bool:
         """Writes unless the key exists; see `BlobStore.put_if_absent`."""
+        if len(data) > MAX_VALUE_BYTES:
+            raise TierUnavailable("The value is too long to cache")
         px = max(1, int(ttl_s * 1000))
-        return bool(await self._guard(lambda: self._client.set(key, data, px=px, nx=True)))
+        return bool(
+            await self._guard(lambda: self._client.set(key, data, px=px, nx=True), len(data))
+        )
 
     async def delete(self, key: str) -> None:
         """Removes a key; see `BlobStore.delete`."""
@@ -113,6 +140,7 @@ class RedisBlobStore:
 
     async def close(self) -> None:
         """Closes the connections; safe twice."""
+        await self._circuit.close()
         try:
             async with asyncio.timeout(1):
                 await self._client.aclose()

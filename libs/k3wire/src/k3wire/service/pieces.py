@@ -119,7 +119,12 @@ async def _read_pieces(bus: Bus, blob: BlobRef, deadline_unix_ns: int) -> bytes:
         return reply.data
 
     try:
-        pieces = await asyncio.gather(*map(read, range(0, blob.size_bytes, PIECE_BYTES)))
-    except NoResponders as error:
-        raise BlobLost("Whoever held the bytes is gone") from error
-    return b"".join(pieces)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(read(at)) for at in range(0, blob.size_bytes, PIECE_BYTES)]
+    except BaseExceptionGroup as failures:
+        # One piece missing is the blob missing; its siblings were cancelled with it.
+        first = failures.exceptions[0]
+        if isinstance(first, NoResponders):
+            raise BlobLost("Whoever held the bytes is gone") from first
+        raise first from None
+    return b"".join(task.result() for task in tasks)

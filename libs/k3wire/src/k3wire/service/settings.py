@@ -95,7 +95,9 @@ def load_settings(
     """
     fields = fields_of(settings_type)
     known = {setting.name for setting, _ in fields.values()}
-    elsewhere = (*known_elsewhere, *FOREIGN_PREFIXES)
+    # A service's own prefix is not foreign to it: a misspelt name under it must stop the start.
+    foreign = (p for p in FOREIGN_PREFIXES if not any(name.startswith(p) for name in known))
+    elsewhere = (*known_elsewhere, *foreign)
     faults = [
         f"{name} is not a setting of this service"
         for name in sorted(environment)
@@ -161,13 +163,14 @@ def _parse(text: str, kind: Any) -> Any:
             raise ValueError(text)
         return words[text.lower()]
     if get_origin(kind) is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = (part.strip() for part in text.split(","))
+        return tuple(_parse(part, get_args(kind)[0]) for part in parts if part)
     return msgspec.convert(text, kind, strict=False)
 
 
 def _kind_name(kind: Any) -> str:
     if get_origin(kind) is tuple:
-        return "a list separated by commas"
+        return f"a list, separated by commas, of {_kind_name(get_args(kind)[0])}"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return names.get(kind, f"one of {', '.join(map(str, get_args(kind)))}")
 

@@ -160,7 +160,12 @@ def test_a_drain_takes_no_more_and_lets_running_answers_end(
     tmp_path: Path, checkpoint: Path
 ) -> None:
     script = tmp_path / "script.jsonl"
-    line = {"match": "", "token_ids": list(range(1, 31)), "first_token_ms": 300, "per_token_ms": 20}
+    line = {
+        "match": "",
+        "token_ids": list(range(1, 31)),
+        "first_token_ms": 1500,
+        "per_token_ms": 20,
+    }
     script.write_text(json.dumps(line))
     tokenizer = Tokenizer.from_directory(checkpoint)
 

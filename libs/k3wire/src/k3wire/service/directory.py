@@ -2,7 +2,8 @@
 
 A worker is in the table from its first beat until it says that it stops or is not heard of for
 `HEARTBEAT_STALE_S`. A beat of an older epoch or with an older number is ignored. A worker that a
-caller found dead is left out until it beats again from a later moment.
+caller found dead is left out until it beats again from a later moment. A reader that stood still
+itself (a long garbage collection, a crowded machine) does not take its own silence for theirs.
 """
 
 import asyncio
@@ -16,6 +17,9 @@ from k3wire.messages.base import Stage
 from k3wire.messages.control import HEARTBEAT_STALE_S, Heartbeat
 
 MAX_DEPARTED = 1024
+TICK_S = 0.1
+MAX_STALL_S = 0.25
+"""A tick that comes later than this was held up by us: beats wait unread for as long."""
 
 
 @dataclass(slots=True)
@@ -37,10 +41,32 @@ class Directory:
     _entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
     _suspects: dict[str, float] = field(default_factory=dict[str, float])
     _change: asyncio.Event = field(default_factory=asyncio.Event)
+    _timer: asyncio.TimerHandle | None = None
+    _due_s: float = float("inf")
 
     async def follow(self, bus: Bus) -> Subscription:
-        """Begins to listen."""
-        return await bus.listen(subjects.heartbeats(), Heartbeat, self.take)
+        """Begins to listen, and to sweep ten times a second."""
+        inner = await bus.listen(subjects.heartbeats(), Heartbeat, self.take)
+        self._tick()
+        return _Following(self, inner)
+
+    def _tick(self) -> None:
+        self.sweep()
+        self._due_s = time.monotonic() + TICK_S
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def halt(self) -> None:
+        """Ends the sweeping; draining what `follow` gave does it."""
+        self._due_s = float("inf")
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _forgive_stall(self) -> None:
+        stall_s = time.monotonic() - self._due_s
+        if stall_s > MAX_STALL_S:
+            self._due_s += stall_s
+            for entry in self._entries.values():
+                entry.heard_s += stall_s
 
     def take(self, beat: Heartbeat) -> None:
         """Takes one beat."""
@@ -63,7 +89,8 @@ class Directory:
             self._suspects.pop(next(iter(self._suspects)))
 
     def sweep(self) -> None:
-        """Drops workers that fell silent; cheap, meant to be called about ten times a second."""
+        """Drops workers that fell silent; cheap, and done by every question anyway."""
+        self._forgive_stall()
         limit_s = time.monotonic() - HEARTBEAT_STALE_S
         for worker_id, entry in list(self._entries.items()):
             if entry.heard_s < limit_s:
@@ -115,6 +142,16 @@ class Directory:
                     await change.wait()
             except TimeoutError:
                 return self.ready(role)
+
+
+@dataclass(slots=True)
+class _Following:
+    directory: Directory
+    inner: Subscription
+
+    async def drain(self) -> None:
+        self.directory.halt()
+        await self.inner.drain()
 
 
 def _is_open(beat: Heartbeat) -> bool:

@@ -191,6 +191,10 @@ class ServiceRuntime:
                 except K3Error as error:
                     span.set_attribute("error.type", error.code)
                     raise
+                except Exception:
+                    # The bus's boundary logs it and answers; here it is only counted.
+                    metrics.HANDLER_FAULTS.inc()
+                    raise
 
         subscription = await self.bus.serve(
             subject, call, traced, queue=queue, max_concurrency=max_concurrency

@@ -5,6 +5,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from k3wire.service.settings import SettingsError
+
 COMMANDS = (
     "up",
     "demo",
@@ -30,7 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"k3ctl.commands.{name.replace('-', '_')}")
         module.add_parser(subparsers)
     args = parser.parse_args(arguments)
-    return int(args.run(args))
+    try:
+        return int(args.run(args))
+    except SettingsError as error:
+        print(f"k3: wrong settings: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ from k3ctl.commands.ask import show
 from k3ctl.commands.status import describe, listen
 from k3ctl.demo_picture import draw_picture
 from k3ctl.stack.infrastructure import MissingProgram
+from k3ctl.stack.plan import StackPlan
+from k3ctl.stack.settings import read_up_settings
 from k3ctl.stack.state import StackState
-from k3ctl.stack.supervisor import StackFailed, StackPlan, Supervisor
+from k3ctl.stack.supervisor import StackFailed, Supervisor
 from k3ctl.subparsers import Subparsers
 from k3ctl.waterfall import skipped
 
@@ -40,7 +42,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         checkpoint = find_checkpoint(args.checkpoint, say)
         with tempfile.TemporaryDirectory(prefix="k3-demo-") as folder:
-            asyncio.run(_demo(StackPlan(Path(folder), checkpoint), say))
+            plan = StackPlan(
+                folder=Path(folder),
+                checkpoint=checkpoint,
+                settings=read_up_settings(os.environ),
+                environment=dict(os.environ),
+            )
+            asyncio.run(_demo(plan, say))
     except (StackFailed, MissingProgram, NoCheckpoint, AskFailed) as error:
         print(f"k3: {error}", file=sys.stderr)
         return 1

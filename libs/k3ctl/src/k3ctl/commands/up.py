@@ -12,8 +12,10 @@ import msgspec
 
 from k3ctl.checkpoints import NoCheckpoint, find_checkpoint
 from k3ctl.stack.infrastructure import MissingProgram
+from k3ctl.stack.plan import SERVICES, StackPlan
+from k3ctl.stack.settings import read_up_settings
 from k3ctl.stack.state import StackState, read_state, run_folder
-from k3ctl.stack.supervisor import SERVICES, StackFailed, StackPlan, Supervisor
+from k3ctl.stack.supervisor import StackFailed, Supervisor
 from k3ctl.subparsers import Subparsers
 
 
@@ -29,6 +31,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--port", type=int, help="of the gateway; a free one by default")
     parser.add_argument(
         "--workers", action="append", default=[], metavar="ROLE=N", help="processes of a role"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=SERVICES,
+        help="run the infrastructure and just this role; may be repeated",
     )
     parser.set_defaults(run=run)
 
@@ -70,15 +79,19 @@ def run(args: argparse.Namespace) -> int:
     if args.engine == "scripted" and not Path(args.script).is_file():
         say("k3: --engine scripted needs --script FILE.jsonl")
         return 2
+    environment = dict(os.environ)
     if args.port is not None:
-        os.environ["K3_GATEWAY_PORT"] = str(args.port)
+        environment["K3_GATEWAY_PORT"] = str(args.port)
     try:
         plan = StackPlan(
             folder=folder,
             checkpoint=find_checkpoint(args.checkpoint, say),
+            settings=read_up_settings(environment),
+            environment=environment,
             engine=args.engine,
             script=str(Path(args.script).resolve()) if args.script else "",
             num_workers=parse_workers(args.workers),
+            only=tuple(args.only),
         )
         asyncio.run(supervise(Supervisor(plan, say), on_ready))
     except (StackFailed, MissingProgram, NoCheckpoint, ValueError) as error:
@@ -90,6 +103,6 @@ def run(args: argparse.Namespace) -> int:
 async def supervise(supervisor: Supervisor, on_ready: Callable[[StackState], None]) -> None:
     """Runs a supervisor until a signal."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.stop)
     await supervisor.run(on_ready)

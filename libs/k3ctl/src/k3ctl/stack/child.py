@@ -1,4 +1,9 @@
-"""One child process: started so that it cannot outlive its parent, watched, restarted, stopped."""
+"""One child process: started so that it cannot outlive its parent, watched, restarted, stopped.
+
+starting ──► running ──end──► backing off ──► running …
+│                  └─ too many ends ──► crash loop
+└── stop ──► stopped
+"""
 
 import asyncio
 import contextlib
@@ -15,26 +20,47 @@ from typing import Literal
 PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
 
-FIRST_BACKOFF_S = 0.2
-LAST_BACKOFF_S = 5.0
-MAX_CRASHES = 6
-CRASH_WINDOW_S = 60.0
-"""So many crashes within so long are a crash loop: the child stays down."""
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How a child that ends by itself is started again.
+
+    Attributes:
+        first_backoff_s: pause before the first new start; doubles with each end.
+        last_backoff_s: longest pause.
+        max_ends: so many ends within the window are a crash loop: the child stays down.
+        window_s: ends longer ago are forgiven.
+    """
+
+    first_backoff_s: float = 0.2
+    last_backoff_s: float = 5.0
+    max_ends: int = 6
+    window_s: float = 60.0
+
 
 Phase = Literal["starting", "running", "backing off", "crash loop", "stopped"]
 
 
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when the thread that made it ends.
+def die_with_parent(parent_pid: int) -> Callable[[], None]:
+    """Makes what a child runs between fork and exec, so that the kernel ends it with its parent.
 
-    For `preexec_fn`: runs between fork and exec. Linux only; elsewhere it does nothing.
+    The kernel watches the thread that forked, which must be the main one. The request survives an
+    exec. Linux only; elsewhere nothing is asked.
+
+    Args:
+        parent_pid: of the process that will fork.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
-        # The parent died before the request was made.
-        os.kill(os.getpid(), signal.SIGKILL)
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+
+    def ask() -> None:
+        if libc is None:
+            return
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:
+            # The parent died before the request was made.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return ask
 
 
 @dataclass(slots=True)
@@ -48,10 +74,11 @@ class Child:
         environment: all of it.
         log_path: where its output goes, appended.
         on_change: called after each change of phase.
+        patience: how it is started again.
         phase: where it is.
         process: the running one.
         num_restarts: after the first start.
-        exit_code: of the last end.
+        exit_code: of the last end; negative is the signal that ended it.
     """
 
     name: str
@@ -60,12 +87,13 @@ class Child:
     environment: Mapping[str, str]
     log_path: Path
     on_change: Callable[[], None]
+    patience: Patience = field(default_factory=Patience)
     phase: Phase = "starting"
     process: asyncio.subprocess.Process | None = None
     num_restarts: int = 0
     exit_code: int | None = None
-    _crashes: list[float] = field(default_factory=list[float])
-    _is_stopping: bool = False
+    _ends_s: list[float] = field(default_factory=list[float])
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def pid(self) -> int:
@@ -90,7 +118,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(os.getpid()),
                 # Ctrl-C is the supervisor's to handle: it stops its children in order.
                 start_new_session=True,
             )
@@ -98,26 +126,47 @@ class Child:
 
     async def keep_running(self) -> None:
         """Waits for ends and starts again, with growing pauses, until stopped or in a crash loop."""
-        while not self._is_stopping:
+        while True:
             assert self.process is not None
             self.exit_code = await self.process.wait()
-            if self._is_stopping:
-                break
-            now_s = time.monotonic()
-            self._crashes = [s for s in self._crashes if s > now_s - CRASH_WINDOW_S] + [now_s]
-            if len(self._crashes) >= MAX_CRASHES:
+            if self._stopping.is_set():
+                return
+            pause_s = self._note_end()
+            if pause_s is None:
                 self._set("crash loop")
                 return
             self._set("backing off")
-            pause_s = FIRST_BACKOFF_S * 2 ** (len(self._crashes) - 1)
-            await asyncio.sleep(min(pause_s, LAST_BACKOFF_S))
-            if not self._is_stopping:
-                self.num_restarts += 1
-                await self.start()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+                return
+            except TimeoutError:
+                pass
+            self.num_restarts += 1
+            await self.start()
+            if self._stopping.is_set():
+                # The stop came between the pause and the new process, and saw neither.
+                self.kill()
+
+    def _note_end(self) -> float | None:
+        """Counts an end; gives the pause before the next start, None for a crash loop."""
+        now_s = time.monotonic()
+        patience = self.patience
+        self._ends_s = [s for s in self._ends_s if s > now_s - patience.window_s] + [now_s]
+        if len(self._ends_s) >= patience.max_ends:
+            return None
+        pause_s = patience.first_backoff_s * 2 ** (len(self._ends_s) - 1)
+        return min(pause_s, patience.last_backoff_s)
+
+    def kill(self) -> None:
+        """Ends the process at once, without a chance to finish anything; safe when it is gone."""
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
 
     async def stop(self, grace_s: float) -> None:
         """Asks the process to end, and kills it after the grace period; safe twice."""
-        self._is_stopping = True
+        self._stopping.set()
         process = self.process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -126,15 +175,15 @@ class Child:
                 async with asyncio.timeout(grace_s):
                     await process.wait()
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                self.kill()
                 await process.wait()
-        self._set("stopped")
+        if self.phase != "crash loop":
+            self._set("stopped")
 
-    def log_tail(self, num_lines: int = 5) -> str:
+    def log_tail(self, num_lines: int = 12) -> str:
         """Gives the last lines of its log, for an error message."""
         try:
             lines = self.log_path.read_text(errors="replace").splitlines()
         except OSError:
             return ""
-        return "\n".join(lines[-num_lines:])
+        return "\n".join(f"  {line}" for line in lines[-num_lines:])

@@ -2,8 +2,6 @@
 
 import asyncio
 import importlib.util
-import json
-import os
 import shutil
 import socket
 import sysconfig
@@ -11,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from k3core.transfer.system_libraries import private_folder
+from k3ctl.stack.state import is_running
 
 LOOPBACK = "127.0.0.1"
 PORT_WAIT_S = 10.0
+SECOND_LOOK_S = 0.05
 
 NATS_CONFIG = """\
 max_payload: 256KB
@@ -61,10 +61,10 @@ def find_redis() -> str | None:
     return str(found[0]) if found else None
 
 
-def library_environment() -> dict[str, str]:
-    """The environment with the unpacked system libraries on the loader's path."""
-    paths = [str(private_folder()), os.environ.get("LD_LIBRARY_PATH", "")]
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(path for path in paths if path)}
+def library_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment with the unpacked system libraries on the loader's path."""
+    paths = [environment.get("LD_LIBRARY_PATH", ""), str(private_folder())]
+    return {**environment, "LD_LIBRARY_PATH": ":".join(path for path in paths if path)}
 
 
 def nats_command(folder: Path, port: int) -> list[str]:
@@ -75,29 +75,7 @@ def nats_command(folder: Path, port: int) -> list[str]:
     """
     config = folder / "nats.conf"
     config.write_text(NATS_CONFIG)
-    ports = folder / "nats-ports"
-    ports.mkdir(exist_ok=True)
-    for stale in ports.glob("*.ports"):
-        stale.unlink()
-    return [
-        _program("nats-server"), "-c", str(config), "-a", LOOPBACK, "-p", str(port or -1),
-        "--ports_file_dir", str(ports),
-    ]  # fmt: skip
-
-
-async def nats_url(folder: Path, pid: int) -> str:
-    """Reads where a started NATS listens, from the file it writes.
-
-    Raises:
-        TimeoutError: it does not come up.
-    """
-    path = folder / "nats-ports" / f"nats-server_{pid}.ports"
-    async with asyncio.timeout(PORT_WAIT_S):
-        while True:
-            try:
-                return str(json.loads(path.read_text())["nats"][0])
-            except (OSError, ValueError):
-                await asyncio.sleep(0.005)
+    return [_program("nats-server"), "-c", str(config), "-a", LOOPBACK, "-p", str(port)]
 
 
 def redis_command(port: int, max_bytes: int) -> list[str]:
@@ -136,30 +114,23 @@ def mooncake_node_command(master: str, port: int, segment_bytes: int) -> list[st
     ]  # fmt: skip
 
 
-async def wait_for_port(port: int) -> None:
-    """Waits until somebody accepts connections on a loopback port.
+async def wait_for_listener(port: int, pid: int) -> None:
+    """Waits until a process accepts connections on a loopback port.
 
     Raises:
-        TimeoutError: nobody does.
+        TimeoutError: it does not, or it has ended and whoever answers there is somebody else.
     """
     async with asyncio.timeout(PORT_WAIT_S):
         while True:
+            if not is_running(pid):
+                raise TimeoutError(f"process {pid} has ended")
             try:
                 _, writer = await asyncio.open_connection(LOOPBACK, port)
             except OSError:
                 await asyncio.sleep(0.01)
-            else:
-                writer.close()
+                continue
+            writer.close()
+            # A child that finds its port taken needs a moment to give up.
+            await asyncio.sleep(SECOND_LOOK_S)
+            if is_running(pid):
                 return
-
-
-def port_setting(environment: Mapping[str, str], name: str) -> int:
-    """Reads a fixed port from the environment; 0 where none is set.
-
-    Raises:
-        ValueError: it is no port.
-    """
-    text = environment.get(name, "0")
-    if not text.isdigit() or not 0 <= int(text) < 65536:
-        raise ValueError(f"{name} must be a port, 0 to 65535, not {text!r}")
-    return int(text)

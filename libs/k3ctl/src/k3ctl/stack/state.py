@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from k3ctl.stack.settings import read_up_settings
+
 STATE_FILE = "state.json"
-DEFAULT_FOLDER = Path(".k3") / "run"
-FOLDER_VARIABLE = "K3_UP_FOLDER"
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +57,12 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_folder() -> Path:
-    """The folder of the stack: `K3_UP_FOLDER`, or `.k3/run` here."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named) if named else DEFAULT_FOLDER
+    """The folder of the stack: `K3_UP_FOLDER`, or `.k3/run` here.
+
+    Raises:
+        SettingsError: a `K3_UP_` variable is unknown or malformed.
+    """
+    return Path(read_up_settings(os.environ).folder)
 
 
 def write_state(folder: Path, state: StackState) -> None:

@@ -10,45 +10,27 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 from k3ctl.stack import infrastructure as infra
 from k3ctl.stack.child import Child
+from k3ctl.stack.plan import SERVICES, Endpoints, StackPlan
 from k3ctl.stack.state import ProcessState, StackState, write_state
 from k3wire.bus.nats_bus import NatsBus
+from k3wire.messages.control import Heartbeat
 from k3wire.service.directory import Directory
 
-SERVICES = ("gateway", "fetcher", "preprocessor", "encoder", "prefill", "decode")
 READY_TIMEOUT_S = 120.0
-GRACE_S = 10.0
 INFRASTRUCTURE_GRACE_S = 2.0
-REDIS_BYTES = 256 * 1024 * 1024
-SEGMENT_BYTES = 512 * 1024 * 1024
+LAST_WORDS_S = 3.0
+"""What a worker needs after its grace period, to say farewell and write its traces."""
+
+LOOK_S = 0.05
+"""Between two looks at the heartbeats while the stack starts."""
 
 
 class StackFailed(Exception):
     """The stack does not come up; the message says which child and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class StackPlan:
-    """What to run.
-
-    Attributes:
-        folder: for logs, traces and the state.
-        checkpoint: directory of the model.
-        engine: `model` or `scripted`.
-        script: of the scripted engine, "" for none.
-        num_workers: processes by role; a role that is missing runs once.
-    """
-
-    folder: Path
-    checkpoint: Path
-    engine: str = "model"
-    script: str = ""
-    num_workers: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class Supervisor:
@@ -72,12 +54,15 @@ class Supervisor:
         self._started_s = time.time()
         self._ready_after_s = 0.0
         self._directory = Directory()
-        self._urls = {"nats": "", "redis": "", "mooncake": ""}
+        self._endpoints = Endpoints()
         self.children: list[Child] = []
         self.gateway_url = ""
 
     def stop(self) -> None:
-        """Asks for an orderly end; safe twice."""
+        """Asks for an orderly end; asked a second time, ends everything at once."""
+        if self._stop.is_set():
+            for child in self.children:
+                child.kill()
         self._stop.set()
 
     async def run(self, on_ready: Callable[[StackState], None]) -> None:
@@ -90,11 +75,10 @@ class Supervisor:
             StackFailed: something does not come up.
             MissingProgram: something is not installed.
         """
-        (self._plan.folder / "traces").mkdir(parents=True, exist_ok=True)
+        _clear(self._plan)
         try:
             async with asyncio.TaskGroup() as group:
-                keepers = group.create_task(self._run(group, on_ready))
-                await keepers
+                await self._run(group, on_ready)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -105,7 +89,7 @@ class Supervisor:
             await self._start_infrastructure()
             await self._start_workers()
             keepers = [group.create_task(child.keep_running()) for child in self.children]
-            bus = await NatsBus.connect(self._urls["nats"], "k3 up")
+            bus = await NatsBus.connect(self._endpoints.nats_url, "k3 up")
             await self._directory.follow(bus)
             if await self._wait_ready():
                 self._ready_after_s = time.time() - self._started_s
@@ -119,119 +103,99 @@ class Supervisor:
             for keeper in keepers:
                 keeper.cancel()
 
-    def _child(self, name: str, role: str, command: list[str], env: dict[str, str]) -> Child:
+    def _child(
+        self, name: str, role: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Child:
         log = self._plan.folder / f"{name}.log"
-        log.unlink(missing_ok=True)
-        child = Child(name, role, command, env, log, self._write)
+        child = Child(name, role, command, environment, log, self._write)
         self.children.append(child)
         return child
 
     async def _start_infrastructure(self) -> None:
-        folder, settings = self._plan.folder, os.environ
         self._say("starting NATS, Redis and Mooncake")
-        environment = infra.library_environment()
-        redis_port = infra.port_setting(settings, "K3_UP_REDIS_PORT") or infra.free_port()
-        master_port = infra.port_setting(settings, "K3_UP_MOONCAKE_PORT") or infra.free_port()
-        nats_port = infra.port_setting(settings, "K3_UP_NATS_PORT") or infra.free_port()
-        nats = self._child("nats", "nats", infra.nats_command(folder, nats_port), environment)
-        redis = self._child(
-            "redis", "redis", infra.redis_command(redis_port, REDIS_BYTES), environment
-        )
-        master = self._child(
-            "mooncake",
-            "mooncake",
-            infra.mooncake_master_command(master_port, infra.free_port()),
-            environment,
-        )
-        for child in (nats, redis, master):
+        folder, settings = self._plan.folder, self._plan.settings
+        environment = infra.library_environment(self._plan.environment)
+        nats_port = settings.nats_port or infra.free_port()
+        redis_port = settings.redis_port or infra.free_port()
+        master_port = settings.mooncake_port or infra.free_port()
+        commands = {
+            "nats": infra.nats_command(folder, nats_port),
+            "redis": infra.redis_command(redis_port, settings.redis_bytes),
+            "mooncake": infra.mooncake_master_command(master_port, infra.free_port()),
+        }
+        ports = {"nats": nats_port, "redis": redis_port, "mooncake": master_port}
+        children = [
+            self._child(name, name, command, environment) for name, command in commands.items()
+        ]
+        for child in children:
             await child.start()
+        await asyncio.gather(*(self._wait_up(child, ports[child.name]) for child in children))
+        self._endpoints = Endpoints(
+            nats_url=f"nats://{infra.LOOPBACK}:{nats_port}",
+            redis_url=f"redis://{infra.LOOPBACK}:{redis_port}/0",
+            mooncake_master=f"{infra.LOOPBACK}:{master_port}",
+        )
+
+    async def _wait_up(self, child: Child, port: int) -> None:
+        # Both: a port that answers may be somebody else's, whose place our child could not take.
         try:
-            self._urls["nats"] = await infra.nats_url(folder, nats.pid)
-            await infra.wait_for_port(redis_port)
-            await infra.wait_for_port(master_port)
+            await infra.wait_for_listener(port, child.pid)
         except TimeoutError as error:
-            raise StackFailed(self._why_down()) from error
-        self._urls["redis"] = f"redis://{infra.LOOPBACK}:{redis_port}/0"
-        self._urls["mooncake"] = f"{infra.LOOPBACK}:{master_port}"
+            raise StackFailed(_why_down(child)) from error
 
     async def _start_workers(self) -> None:
         self._say("starting the workers")
-        node = self._child(
-            "mooncake-store",
-            "mooncake-store",
-            infra.mooncake_node_command(self._urls["mooncake"], infra.free_port(), SEGMENT_BYTES),
-            infra.library_environment(),
+        node = infra.mooncake_node_command(
+            self._endpoints.mooncake_master, infra.free_port(), self._plan.settings.segment_bytes
         )
-        await node.start()
-        # The slowest to start come first: they read the checkpoint.
-        for role in ("prefill", "decode", "encoder", "preprocessor", "fetcher", "gateway"):
-            for index in range(self._plan.num_workers.get(role, 1)):
-                name = f"{role}-{index}"
-                command = [sys.executable, "-m", f"k3_{role}"]
-                await self._child(name, role, command, self._environment()).start()
-
-    def _environment(self) -> dict[str, str]:
-        plan = self._plan
-        environment = infra.library_environment()
-        environment.setdefault("K3_GATEWAY_PORT", "0")
-        environment.setdefault("OMP_NUM_THREADS", "1")
-        environment.setdefault("K3_TRACE_DIR", str((plan.folder / "traces").resolve()))
-        for name in [name for name in environment if name.startswith("K3_UP_")]:
-            del environment[name]
-        return environment | {
-            "K3_NATS_URL": self._urls["nats"],
-            "K3_REDIS_URL": self._urls["redis"],
-            "K3_MOONCAKE_MASTER": self._urls["mooncake"],
-            "K3_CHECKPOINT": str(plan.checkpoint.resolve()),
-            "K3_ENGINE": plan.engine,
-            "K3_SCRIPT": plan.script,
-            "PYTHONUNBUFFERED": "1",
-        }
+        environment = infra.library_environment(self._plan.environment)
+        await self._child("mooncake-store", "mooncake-store", node, environment).start()
+        environment = self._plan.worker_environment(self._endpoints)
+        for name, role in self._plan.workers():
+            command = [sys.executable, "-m", f"k3_{role}"]
+            await self._child(name, role, command, environment).start()
 
     async def _wait_ready(self) -> bool:
         """Waits for every worker; False if a stop came first."""
         deadline_s = time.monotonic() + READY_TIMEOUT_S
+        workers = [child for child in self.children if child.role in SERVICES]
         shown: set[str] = set()
         while not self._stop.is_set():
             beats = {beat.pid: beat for beat in self._directory.all() if beat.is_ready}
-            workers = [child for child in self.children if child.role in SERVICES]
             for child in workers:
-                if child.phase == "crash loop":
-                    raise StackFailed(self._why_down())
                 if child.pid in beats and child.name not in shown:
                     shown.add(child.name)
-                    after_s = time.time() - self._started_s
-                    self._say(f"  {child.name:16} ready after {after_s:.1f} s")
-                    if child.role == "gateway":
-                        self.gateway_url = beats[child.pid].endpoint
+                    self._welcome(child, beats[child.pid])
             if len(shown) == len(workers):
                 return True
-            if time.monotonic() > deadline_s:
-                raise StackFailed(self._why_down())
+            lost = next((child for child in self.children if child.phase == "crash loop"), None)
+            if lost is None and time.monotonic() > deadline_s:
+                lost = next(child for child in workers if child.name not in shown)
+            if lost is not None:
+                raise StackFailed(_why_down(lost))
             try:
-                async with asyncio.timeout(0.05):
+                async with asyncio.timeout(LOOK_S):
                     await self._stop.wait()
             except TimeoutError:
                 continue
         return False
 
-    def _why_down(self) -> str:
-        bad = [c for c in self.children if c.phase != "running" or c.exit_code is not None]
-        child = (bad or self.children)[0]
-        return (
-            f"{child.name} does not come up (exit code {child.exit_code}); "
-            f"the end of {child.log_path}:\n{child.log_tail()}"
-        )
+    def _welcome(self, child: Child, beat: Heartbeat) -> None:
+        self._say(f"  {child.name:16} ready after {time.time() - self._started_s:.1f} s")
+        if child.role == "gateway":
+            self.gateway_url = beat.endpoint
 
     async def _end(self) -> None:
         self._say("stopping")
-        groups = (
-            [child for child in self.children if child.role == "gateway"],
-            [c for c in self.children if c.role in SERVICES and c.role != "gateway"],
-            [child for child in self.children if child.role not in SERVICES],
-        )
-        for index, children in enumerate(groups):
-            grace_s = INFRASTRUCTURE_GRACE_S if index == len(groups) - 1 else GRACE_S
+        workers_s = self._plan.grace_s + LAST_WORDS_S
+        gateways = [child for child in self.children if child.role == "gateway"]
+        workers = [c for c in self.children if c.role in SERVICES and c.role != "gateway"]
+        rest = [child for child in self.children if child.role not in SERVICES]
+        for children, grace_s in (
+            (gateways, workers_s),
+            (workers, workers_s),
+            (rest, INFRASTRUCTURE_GRACE_S),
+        ):
             await asyncio.gather(*(child.stop(grace_s) for child in children))
 
     def state(self) -> StackState:
@@ -244,25 +208,39 @@ class Supervisor:
             started_unix_s=self._started_s,
             ready_after_s=round(self._ready_after_s, 2),
             gateway_url=self.gateway_url,
-            nats_url=self._urls["nats"],
-            redis_url=self._urls["redis"],
-            mooncake_master=self._urls["mooncake"],
+            nats_url=self._endpoints.nats_url,
+            redis_url=self._endpoints.redis_url,
+            mooncake_master=self._endpoints.mooncake_master,
             checkpoint=str(plan.checkpoint.resolve()),
-            model=os.environ.get("K3_GATEWAY_MODEL_NAME") or plan.checkpoint.resolve().name,
+            model=plan.model_name,
             engine=plan.engine,
-            processes=tuple(
-                ProcessState(
-                    name=child.name,
-                    role=child.role,
-                    pid=child.pid,
-                    phase=child.phase,
-                    num_restarts=child.num_restarts,
-                    exit_code=child.exit_code,
-                    log=str(child.log_path.resolve()),
-                )
-                for child in self.children
-            ),
+            processes=tuple(map(_describe, self.children)),
         )
 
     def _write(self) -> None:
         write_state(self._plan.folder, self.state())
+
+
+def _clear(plan: StackPlan) -> None:
+    """Makes the folder, and takes the logs and traces of the run before out of it."""
+    traces = plan.folder / "traces"
+    traces.mkdir(parents=True, exist_ok=True)
+    for old in (*plan.folder.glob("*.log"), *traces.glob("*.jsonl")):
+        old.unlink()
+
+
+def _describe(child: Child) -> ProcessState:
+    return ProcessState(
+        name=child.name,
+        role=child.role,
+        pid=child.pid,
+        phase=child.phase,
+        num_restarts=child.num_restarts,
+        exit_code=child.exit_code,
+        log=str(child.log_path.resolve()),
+    )
+
+
+def _why_down(child: Child) -> str:
+    ended = "is not ready" if child.pid else f"ended with exit code {child.exit_code}"
+    return f"{child.name} {ended}; the end of {child.log_path}:\n{child.log_tail()}"

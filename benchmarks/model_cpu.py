@@ -30,7 +30,7 @@ from k3core.weights.random_checkpoint import random_config, random_text_model
 from k3core.weights.saving import save_checkpoint
 
 NUM_BASE_RANKS = 768
-PROMPT = 512
+PROMPT = 256
 # Logits of random weights have a scale of about 3; both sides round in float32.
 AGREEMENT = 2e-4
 BATCHES = (1, 8)
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print one JSON object; 1 where the backends disagree or a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=32, help="decode steps a round")
+    parser.add_argument("--steps", type=int, default=8, help="decode steps a round")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args(argv)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]

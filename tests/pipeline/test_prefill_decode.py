@@ -178,8 +178,10 @@ def test_a_drain_takes_no_more_and_lets_running_answers_end(
         processes.terminate("prefill")
         processes.terminate("decode")
         await gateway.until(lambda: gateway.beats["prefill"].is_draining)
+        # It is announced before it is enforced, so that routers hear of it in time.
         with pytest.raises((ShuttingDown, NoResponders)):
-            await gateway.send(gateway.request("late", prompt))
+            for number in range(1000):
+                await gateway.send(gateway.request(f"late-{number}", prompt, max_tokens=1))
         last = await gateway.until_ended("r")
         assert last.error is None
         assert gateway.tokens("r") == [*range(1, 31), END]

@@ -1,64 +1,48 @@
 """The encoder's business: embeddings of images, from tier L3 or computed, pushed to whoever asks.
 
 Enters: `EncodeRequest`s. Leaves: embeddings in the caller's memory, and reports. Always true: one
-image is computed once however many ask for it at the same time; an entry that is being written,
-read or shared is not put out; an image larger than the cache is computed without it.
+image is computed once however many ask for it at the same time; a reply leaves after the last byte
+lies at its destination; an image that finds no room in the cache is computed without it.
 """
 
 import asyncio
-import logging
+import contextlib
 import time
-import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from opentelemetry import trace
 
 from k3_encoder.room import Room
+from k3_encoder.shelf import Shelf, Stored, checksum_of
 from k3_encoder.tower import Tower, TowerJob
-from k3core.engine.host_memory import Span
-from k3core.scheduler.embeddings import EmbeddingCache
-from k3core.transfer.base import ObjectStore, Region, TransferEngine, Write
+from k3core.engine.host_memory import ALIGNMENT_BYTES
+from k3core.transfer.base import TransferEngine, Write
 from k3wire import subjects
 from k3wire.blobs.single_flight import SingleFlight
 from k3wire.bus.base import Bus
 from k3wire.errors import (
     Cancelled,
+    ImageError,
     InternalError,
     InvalidRequest,
     K3Error,
     Overloaded,
     TierUnavailable,
 )
-from k3wire.messages.base import BufferSpan, StageReport
+from k3wire.messages.base import BufferSpan, Outcome, StageReport
 from k3wire.messages.control import Cancel, WorkerLoad
 from k3wire.messages.encode import EncodedItem, EncodeItem, EncodeReply, EncodeRequest
-from k3wire.messages.preprocess import PreprocessRequest
+from k3wire.messages.preprocess import PreprocessReply, PreprocessRequest
 from k3wire.service.patience import call_patiently
-
-logger = logging.getLogger(__name__)
+from k3wire.telemetry import metrics
+from k3wire.telemetry.tracing import note_report
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-LOOP_BYTES = 256 * 1024
-"""Longest span that is summed on the loop; about a tenth of a millisecond."""
 
 COST_WEIGHT = 0.2
 """Weight of the newest measurement in the moving average of the cost of a token."""
 
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Embeddings that lie in L3's memory."""
-
-    span: Span
-    size_bytes: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """How an entry came to be."""
-
-    stored: Stored
-    detail: str
-    reports: tuple[StageReport, ...]
+Delivered = tuple[EncodedItem, tuple[StageReport, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +52,8 @@ class EncoderParts:
     Attributes:
         bus: to the preprocessors.
         transfer: to the callers' memory.
-        store: shared tier behind L3, or None.
-        tower: the vision model.
-        cache_room: memory of L3, registered.
+        tower: the vision model, started.
+        shelf: tier L3; its memory is registered with `transfer`.
         pixel_room: memory for patches and uncached embeddings, registered.
         worker_id: of this process.
         fingerprint: of the checkpoint's weights.
@@ -79,38 +62,68 @@ class EncoderParts:
 
     bus: Bus
     transfer: TransferEngine
-    store: ObjectStore | None
     tower: Tower
-    cache_room: Room
+    shelf: Shelf
     pixel_room: Room
     worker_id: str
     fingerprint: str
     processor_version: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What computing one image took; times are nanoseconds.
+
+    Attributes:
+        reports: of the deeper stages.
+        deeper_ns: time that they took.
+        wait_ns: time in queues of this process.
+    """
+
+    reports: tuple[StageReport, ...] = ()
+    deeper_ns: int = 0
+    wait_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Got:
+    """An entry of the shelf and how it came to be; None where there was no room for it."""
+
+    stored: Stored | None
+    detail: str
+    work: _Work = _Work()
+
+
 @dataclass(slots=True)
 class EncoderHandler:
-    """Answers encode requests."""
+    """Answers encode requests.
+
+    Attributes:
+        num_tower_runs: images computed.
+    """
 
     parts: EncoderParts
-    cache: EmbeddingCache
-    _ready: dict[bytes, Stored] = field(default_factory=dict[bytes, Stored])
-    _flights: SingleFlight[bytes, Made] = field(default_factory=SingleFlight[bytes, Made])
+    num_tower_runs: int = 0
+    _flights: SingleFlight[bytes, _Got] = field(default_factory=SingleFlight[bytes, _Got])
     _running: dict[str, set["asyncio.Task[EncodeReply]"]] = field(
         default_factory=dict[str, set["asyncio.Task[EncodeReply]"]]
     )
-    _shares: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
+    _making: set["asyncio.Task[_Got]"] = field(default_factory=set["asyncio.Task[_Got]"])
     _ns_per_token: float = 0.0
-    num_tower_runs: int = 0
 
     def load(self, rss_bytes: int) -> WorkerLoad:
         """How busy this worker is."""
         return WorkerLoad(
-            num_running=sum(map(len, self._running.values())),
+            num_running=self.num_requests,
             num_waiting=self._flights.num_flights,
             tokens_per_s=1e9 / self._ns_per_token if self._ns_per_token else 0.0,
             rss_bytes=rss_bytes,
         )
+
+    @property
+    def num_requests(self) -> int:
+        """Requests under way."""
+        return sum(map(len, self._running.values()))
 
     def cancel(self, message: Cancel) -> None:
         """Drops what runs for a request; work that others wait for goes on."""
@@ -118,16 +131,19 @@ class EncoderHandler:
             task.cancel()
 
     async def drain(self) -> None:
-        """Waits until nothing is being shared any more."""
-        while self._shares:
-            await asyncio.wait(set(self._shares))
+        """Waits until nothing is being made, not even for nobody, and nothing shared any more."""
+        while self._making:
+            await asyncio.wait(set(self._making))
+        await self.parts.shelf.settle()
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         """Brings every item's embeddings to its destination.
 
         Raises:
             Overloaded: the caller serves another checkpoint.
-            K3Error: an image cannot be used, or a deeper stage failed.
+            ImageError: an image cannot be used; names its part.
+            Cancelled: the request was cancelled.
+            K3Error: a deeper stage failed.
         """
         if request.weights_fingerprint != self.parts.fingerprint:
             raise Overloaded(
@@ -140,9 +156,10 @@ class EncoderHandler:
         running = self._running.setdefault(request.request_id, set())
         running.add(task)
         try:
-            return await task
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.cancel()
+            # The caller is told only when nothing is being written for it any more.
+            await _stop(task)
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
@@ -164,184 +181,203 @@ class EncoderHandler:
             reports=tuple(report for _, reports in results for report in reports),
         )
 
-    async def _one(
-        self, request: EncodeRequest, item: EncodeItem
-    ) -> tuple[EncodedItem, tuple[StageReport, ...]]:
+    async def _one(self, request: EncodeRequest, item: EncodeItem) -> Delivered:
         size = item.slot.num_tokens * self.parts.tower.hidden_size * ITEM_BYTES[request.dtype]
         if item.destination.size_bytes < size:
             raise InternalError("The destination is shorter than the embeddings")
         key = item.slot.feature_key + request.dtype.encode()
         start_unix_ns, started_ns = time.time_ns(), time.perf_counter_ns()
-        if size > self.cache.capacity or not self.cache.can_acquire(key, size):
-            return await self._uncached(request, item, size, start_unix_ns)
-        self.cache.acquire(key, size)
-        self._free_dropped()
-        try:
-            stored = self._ready.get(key)
-            made: Made | None = None
-            if stored is None:
-                made = await self._flights.run(key, lambda: self._make(request, item, key, size))
-                stored = made.stored
-            await self._push(item.destination, stored)
-        finally:
-            self.cache.release(key)
-        spent_ns = time.perf_counter_ns() - started_ns
-        report = self._report(item, made, start_unix_ns, spent_ns, size)
-        encoded = EncodedItem(
-            feature_key=item.slot.feature_key, size_bytes=size, checksum=stored.checksum
-        )
-        return encoded, (report, *(made.reports if made else ()))
-
-    def _report(
-        self,
-        item: EncodeItem,
-        made: Made | None,
-        start_unix_ns: int,
-        spent_ns: int,
-        size: int,
-    ) -> StageReport:
-        deeper_ns = sum(report.duration_ns for report in made.reports) if made else 0
-        is_hit = made is None or made.detail == "shared"
-        return StageReport(
-            stage="encoder",
-            tier="L3",
-            outcome="hit" if is_hit else "miss",
-            worker_id=self.parts.worker_id,
-            start_unix_ns=start_unix_ns,
-            duration_ns=max(0, spent_ns - deeper_ns),
-            saved_ns=max(0, int(self._ns_per_token * item.slot.num_tokens) - spent_ns)
-            if is_hit
-            else 0,
-            size_bytes=size,
-            num_hits=int(is_hit),
-            detail=made.detail if made else "local",
-        )
-
-    def _free_dropped(self) -> None:
-        for key in self.cache.drain_dropped():
-            stored = self._ready.pop(key, None)
-            if stored is not None:
-                self.parts.cache_room.free(stored.span)
-
-    async def _make(self, request: EncodeRequest, item: EncodeItem, key: bytes, size: int) -> Made:
-        room = self.parts.cache_room
-        span = room.try_allocate(size)
-        if span is None:
-            raise TierUnavailable("The embedding cache has no room in one piece; try again")
-        try:
-            view = room.memory.view(span.offset, size)
-            region = Region(room.memory.address + span.offset, size)
-            name = self._name(key)
-            if self.parts.store is not None and (await self.parts.store.get([(name, region)]))[0]:
-                detail, reports = "shared", ()
-            else:
-                reports = await self._compute(request, item, view)
-                detail = "computed"
-            stored = Stored(span, size, await _checksum(view))
-        except BaseException:
-            room.free(span)
-            raise
-        self._ready[key] = stored
-        if detail == "computed":
-            self._share(key, name, region, size)
-        return Made(stored, detail, reports)
-
-    def _name(self, key: bytes) -> str:
-        return f"l3/{self.parts.fingerprint}/{key.hex()}"
-
-    def _share(self, key: bytes, name: str, region: Region, size: int) -> None:
-        store = self.parts.store
-        if store is None:
-            return
-        # The entry must stay as it is until the store has copied it.
-        self.cache.acquire(key, size)
-
-        async def share() -> None:
+        shelf = self.parts.shelf
+        got, stored = _Got(None, "no room"), None
+        if shelf.can_hold(key, size):
+            shelf.hold(key, size)
             try:
-                await store.put([(name, region)])
+                got = await self._get(request, item, key, size)
+                stored = got.stored
+                if stored is not None:
+                    await self._push(item.destination, shelf.room, stored.span.offset, size)
             finally:
-                self.cache.release(key)
+                shelf.let_go(key)
+        if stored is None:
+            checksum, work = await self._uncached(request, item, size)
+            got = _Got(None, got.detail, work)
+        else:
+            checksum = stored.checksum
+        spent_ns = time.perf_counter_ns() - started_ns
+        report = self._report(item, got, start_unix_ns, spent_ns, size)
+        feature_key = item.slot.feature_key
+        encoded = EncodedItem(feature_key=feature_key, size_bytes=size, checksum=checksum)
+        return encoded, (report, *got.work.reports)
 
-        task = asyncio.get_running_loop().create_task(share())
-        self._shares.add(task)
-        task.add_done_callback(self._shares.discard)
+    async def _get(self, request: EncodeRequest, item: EncodeItem, key: bytes, size: int) -> _Got:
+        while True:
+            stored = self.parts.shelf.find(key)
+            if stored is not None:
+                return _Got(stored, "local")
+            is_joining = self._flights.is_flying(key)
+            try:
+                got = await self._flights.run(key, lambda: self._fly(request, item, key, size))
+            except ImageError as error:
+                raise type(error)(error.message, param=item.slot.param or None) from error
+            except K3Error:
+                # The first asker may have had less time; this one tries again by itself.
+                if not is_joining:
+                    raise
+                continue
+            return replace(got, detail="joined", work=_Work()) if is_joining else got
+
+    async def _fly(self, request: EncodeRequest, item: EncodeItem, key: bytes, size: int) -> _Got:
+        """Makes an entry in a task of its own, which a drain waits for when all have left it."""
+        task = asyncio.get_running_loop().create_task(self._make(request, item, key, size))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await _stop(task)
+            raise
+
+    async def _make(self, request: EncodeRequest, item: EncodeItem, key: bytes, size: int) -> _Got:
+        """Gets an entry from the shared level or computes it; the shelf owns it afterwards."""
+        shelf = self.parts.shelf
+        span = shelf.allocate(size)
+        if span is None:
+            return _Got(None, "no room in one piece")
+        detail, work = "shared", _Work()
+        try:
+            stored = await shelf.read_shared(key, span, size)
+            if stored is None:
+                pixel_bytes = self._pixel_bytes(item)
+                asked_ns = time.perf_counter_ns()
+                async with self.parts.pixel_room.span(pixel_bytes, item.slot.param) as pixels:
+                    room_ns = time.perf_counter_ns() - asked_ns
+                    view = shelf.view(span, size)
+                    work = await self._compute(request, item, pixels.offset, view)
+                detail, work = "computed", replace(work, wait_ns=work.wait_ns + room_ns)
+                stored = await shelf.seal(span, size)
+        except BaseException:
+            shelf.room.free(span)
+            raise
+        if not shelf.keep(key, stored):
+            return _Got(shelf.find(key), detail, work)
+        if detail == "computed":
+            shelf.share(key)
+        return _Got(stored, detail, work)
 
     async def _uncached(
-        self, request: EncodeRequest, item: EncodeItem, size: int, start_unix_ns: int
-    ) -> tuple[EncodedItem, tuple[StageReport, ...]]:
+        self, request: EncodeRequest, item: EncodeItem, size: int
+    ) -> tuple[int, _Work]:
+        """Computes an image that the shelf has no room for, in the room of patches."""
+        room, asked_ns = self.parts.pixel_room, time.perf_counter_ns()
+        pixel_bytes = -(-self._pixel_bytes(item) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        # One span for both: two images that each have one and wait for the other would wait long.
+        async with room.span(pixel_bytes + size, item.slot.param) as span:
+            room_ns = time.perf_counter_ns() - asked_ns
+            offset = span.offset + pixel_bytes
+            view = room.memory.view(offset, size)
+            work = await self._compute(request, item, span.offset, view)
+            checksum = await checksum_of(view)
+            await self._push(item.destination, room, offset, size)
+        return checksum, replace(work, wait_ns=work.wait_ns + room_ns)
+
+    async def _compute(
+        self, request: EncodeRequest, item: EncodeItem, pixel_offset: int, target: memoryview
+    ) -> _Work:
+        """Has patches brought to the room of patches and runs the tower on them."""
+        slot, memory = item.slot, self.parts.pixel_room.memory
+        pixel_bytes = self._pixel_bytes(item)
+        destination = BufferSpan(
+            session=self.parts.transfer.session,
+            address=memory.address + pixel_offset,
+            size_bytes=pixel_bytes,
+        )
         started_ns = time.perf_counter_ns()
-        room = self.parts.pixel_room
-        async with room.span(size, item.slot.param) as span:
-            view = room.memory.view(span.offset, size)
-            reports = await self._compute(request, item, view)
-            checksum = await _checksum(view)
-            write = Write(room.memory.address + span.offset, item.destination.address, size)
-            await self.parts.transfer.write(item.destination.session, [write])
-        spent_ns = time.perf_counter_ns() - started_ns
+        reply = await self._preprocess(request, item, destination)
+        pixels = memory.view(pixel_offset, pixel_bytes)
+        if reply.size_bytes != pixel_bytes or reply.checksum != await checksum_of(pixels):
+            raise TierUnavailable("Patches were damaged on the way; try again")
+        arrived_ns = time.perf_counter_ns()
+        job = TowerJob(pixels, slot.grid_thw, slot.num_tokens, request.dtype, target)
+        tower_ns = int(await self.parts.tower.encode(job) * 1e9)
+        ended_ns = time.perf_counter_ns()
+        self.num_tower_runs += 1
+        deeper_ns = arrived_ns - started_ns
+        self._learn((deeper_ns + tower_ns) / slot.num_tokens)
+        return _Work(reply.reports, deeper_ns, max(0, ended_ns - arrived_ns - tower_ns))
+
+    async def _preprocess(
+        self, request: EncodeRequest, item: EncodeItem, destination: BufferSpan
+    ) -> PreprocessReply:
+        call = PreprocessRequest(
+            request_id=request.request_id,
+            slot=item.slot,
+            processor_version=self.parts.processor_version,
+            destination=destination,
+            deadline_unix_ns=request.deadline_unix_ns,
+        )
+        subject = subjects.shared(subjects.PREPROCESS)
+        try:
+            return await call_patiently(
+                self.parts.bus, subject, subjects.PREPROCESS, call, request.deadline_unix_ns
+            )
+        except asyncio.CancelledError:
+            # Nobody waits for this image any more; another request's call with this id, if one
+            # joined, tries again.
+            with contextlib.suppress(K3Error):
+                cancel = Cancel(request_id=request.request_id)
+                await self.parts.bus.publish(subjects.cancel("preprocessor"), cancel)
+            raise
+
+    async def _push(self, destination: BufferSpan, room: Room, offset: int, size: int) -> None:
+        write = Write(room.memory.address + offset, destination.address, size)
+        await self.parts.transfer.write(destination.session, [write])
+
+    def _pixel_bytes(self, item: EncodeItem) -> int:
+        frames, rows, columns = item.slot.grid_thw
+        return frames * rows * columns * self.parts.tower.patch_bytes
+
+    def _learn(self, cost_ns: float) -> None:
+        last = self._ns_per_token or cost_ns
+        self._ns_per_token = last + COST_WEIGHT * (cost_ns - last)
+
+    def _report(
+        self, item: EncodeItem, got: _Got, start_unix_ns: int, spent_ns: int, size: int
+    ) -> StageReport:
+        outcomes: dict[str, Outcome] = {"local": "hit", "shared": "hit", "joined": "hit"}
+        computed: Outcome = "miss" if got.stored is not None else "bypass"
+        outcome = outcomes.get(got.detail, computed)
+        is_hit = outcome == "hit"
+        expected_ns = int(self._ns_per_token * item.slot.num_tokens)
         report = StageReport(
             stage="encoder",
             tier="L3",
-            outcome="bypass",
+            outcome=outcome,
             worker_id=self.parts.worker_id,
             start_unix_ns=start_unix_ns,
-            duration_ns=max(0, spent_ns - sum(report.duration_ns for report in reports)),
+            duration_ns=max(0, spent_ns - got.work.deeper_ns - got.work.wait_ns),
+            wait_ns=got.work.wait_ns,
+            saved_ns=max(0, expected_ns - spent_ns) if is_hit else 0,
             size_bytes=size,
-            detail="larger than the cache's free room",
+            num_hits=int(is_hit),
+            detail=got.detail,
         )
-        encoded = EncodedItem(feature_key=item.slot.feature_key, size_bytes=size, checksum=checksum)
-        return encoded, (report, *reports)
-
-    async def _compute(
-        self, request: EncodeRequest, item: EncodeItem, target: memoryview
-    ) -> tuple[StageReport, ...]:
-        slot, parts = item.slot, self.parts
-        started_ns = time.perf_counter_ns()
-        frames, rows, columns = slot.grid_thw
-        pixel_size = frames * rows * columns * parts.tower.patch_bytes
-        async with parts.pixel_room.span(pixel_size, slot.param) as span:
-            destination = BufferSpan(
-                session=parts.transfer.session,
-                address=parts.pixel_room.memory.address + span.offset,
-                size_bytes=pixel_size,
-            )
-            call = PreprocessRequest(
-                request_id=request.request_id,
-                slot=slot,
-                processor_version=parts.processor_version,
-                destination=destination,
-                deadline_unix_ns=request.deadline_unix_ns,
-            )
-            reply = await call_patiently(
-                parts.bus,
-                subjects.shared(subjects.PREPROCESS),
-                subjects.PREPROCESS,
-                call,
-                request.deadline_unix_ns,
-            )
-            pixels = parts.pixel_room.memory.view(span.offset, pixel_size)
-            if reply.size_bytes != pixel_size or reply.checksum != await _checksum(pixels):
-                raise TierUnavailable("Patches were damaged on the way; try again")
-            job = TowerJob(pixels, slot.grid_thw, slot.num_tokens, request.dtype, target)
-            await parts.tower.encode(job)
-        self.num_tower_runs += 1
-        cost = (time.perf_counter_ns() - started_ns) / slot.num_tokens
-        last = self._ns_per_token or cost
-        self._ns_per_token = last + COST_WEIGHT * (cost - last)
-        return reply.reports
-
-    async def _push(self, destination: BufferSpan, stored: Stored) -> None:
-        address = self.parts.cache_room.memory.address + stored.span.offset
-        write = Write(address, destination.address, stored.size_bytes)
-        await self.parts.transfer.write(destination.session, [write])
+        note_report(trace.get_current_span(), report)
+        metrics.TIER_LOOKUPS.labels(report.tier, report.outcome).inc()
+        metrics.TIER_SAVED.labels(report.tier).inc(report.saved_ns / 1e9)
+        metrics.STAGE_DURATION.labels(report.stage).observe(report.duration_ns / 1e9)
+        return report
 
 
-async def _checksum(view: memoryview) -> int:
-    if len(view) <= LOOP_BYTES:
-        return zlib.crc32(view)
-    return await asyncio.to_thread(zlib.crc32, view)
+async def _stop(task: "asyncio.Task[EncodeReply] | asyncio.Task[_Got]") -> None:
+    """Cancels a task and waits for its end; its failure is no news any more."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()
 
 
 def _first(errors: BaseExceptionGroup[K3Error]) -> K3Error:
+    """The first leaf: what failed first cancelled the others."""
     found: BaseException = errors
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]

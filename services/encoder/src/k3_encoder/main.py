@@ -1,6 +1,7 @@
 """Builds an encoder out of its parts and runs it until it is told to stop."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -11,13 +12,14 @@ import uvloop
 from k3_encoder.handler import EncoderHandler, EncoderParts
 from k3_encoder.room import Room
 from k3_encoder.settings import EncoderSettings
+from k3_encoder.shelf import Shelf
 from k3_encoder.tower import Tower
-from k3core.scheduler.embeddings import EmbeddingCache
-from k3core.transfer.base import Region
+from k3core.transfer.base import ObjectStore, Region, TransferEngine
 from k3core.transfer.mooncake import MooncakeStore, MooncakeTransferEngine
 from k3core.weights.fingerprint import checkpoint_fingerprint
 from k3text.images.config import read_processor_config
 from k3wire import subjects
+from k3wire.bus.base import Bus
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import WorkerLoad
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
@@ -26,7 +28,26 @@ from k3wire.service.settings import settings_or_exit
 
 async def run(settings: EncoderSettings) -> None:
     """Runs a worker over NATS and Mooncake."""
-    bus = await NatsBus.connect(settings.nats_url, "encoder")
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await NatsBus.connect(settings.nats_url, "encoder")
+        stack.push_async_callback(bus.close)
+        transfer = await MooncakeTransferEngine.open(
+            settings.transfer_host, settings.transfer_protocol
+        )
+        stack.push_async_callback(transfer.close)
+        store: MooncakeStore | None = None
+        if settings.mooncake_master:
+            store = MooncakeStore(
+                settings.mooncake_master, settings.transfer_host, settings.transfer_protocol
+            )
+            stack.push_async_callback(store.close)
+        await run_worker(settings, bus, transfer, store)
+
+
+async def run_worker(
+    settings: EncoderSettings, bus: Bus, transfer: TransferEngine, store: ObjectStore | None
+) -> None:
+    """Runs a worker on the given adapters until the process is told to stop."""
     handlers: list[EncoderHandler] = []
 
     def load() -> WorkerLoad:
@@ -38,45 +59,38 @@ async def run(settings: EncoderSettings) -> None:
         if tower is None:
             runtime.not_ready("the checkpoint has no vision tower")
             await runtime.run()
-            await bus.close()
             return
-        transfer = await MooncakeTransferEngine.open(
-            settings.transfer_host, settings.transfer_protocol
-        )
-        store = None
-        if settings.mooncake_master:
-            store = MooncakeStore(
-                settings.mooncake_master, settings.transfer_host, settings.transfer_protocol
-            )
         cache_room, pixel_room = Room(settings.cache_bytes), Room(settings.pixel_bytes)
         for room in (cache_room, pixel_room):
             await transfer.register(Region(room.memory.address, room.memory.size_bytes))
         if store is not None:
             await store.register(Region(cache_room.memory.address, cache_room.memory.size_bytes))
+        fingerprint = await asyncio.to_thread(checkpoint_fingerprint, checkpoint)
         parts = EncoderParts(
             bus=bus,
             transfer=transfer,
-            store=store,
             tower=tower,
-            cache_room=cache_room,
+            shelf=Shelf(cache_room, store, f"l3/{fingerprint}/"),
             pixel_room=pixel_room,
             worker_id=runtime.worker_id,
-            fingerprint=checkpoint_fingerprint(checkpoint),
+            fingerprint=fingerprint,
             processor_version=read_processor_config(checkpoint).version,
         )
-        handler = EncoderHandler(parts, EmbeddingCache(settings.cache_bytes))
-        handlers.append(handler)
+        handlers.append(EncoderHandler(parts))
         tower.start()
-        await runtime.serve_shared(subjects.ENCODE, handler.encode)
-        await runtime.listen_cancel(handler.cancel)
-        runtime.on_drain(handler.drain)
-        runtime.ready()
-        await runtime.run()
-        await tower.close()
-        if store is not None:
-            await store.close()
-        await transfer.close()
-    await bus.close()
+        try:
+            await _serve(runtime, handlers[0])
+        finally:
+            await tower.close()
+            pixel_room.close()
+
+
+async def _serve(runtime: ServiceRuntime, handler: EncoderHandler) -> None:
+    await runtime.serve_shared(subjects.ENCODE, handler.encode)
+    await runtime.listen_cancel(handler.cancel)
+    runtime.on_drain(handler.drain)
+    runtime.ready()
+    await runtime.run()
 
 
 def _load(settings: EncoderSettings, checkpoint: Path) -> Tower | None:

@@ -45,7 +45,6 @@ async def run(settings: PreprocessorSettings) -> None:
                 settings.mooncake_master, settings.transfer_host, settings.transfer_protocol
             )
             stack.push_async_callback(store.close)
-            await store.register(windows.region)
         await run_service(settings, bus, blobs, engine, windows, store)
 
 
@@ -65,6 +64,8 @@ async def run_service(
         return handlers[0].load(resident_bytes()) if handlers else WorkerLoad()
 
     await engine.register(windows.region)
+    if store is not None:
+        await store.register(windows.region)
     tier = PatchTier(settings.cache_bytes, windows, store)
     async with (
         ServiceRuntime("preprocessor", settings, bus, load=load) as runtime,

@@ -122,6 +122,24 @@ class Tracing:
             if token is not None:
                 context.detach(token)
 
+    def begin(self, name: str, headers: Mapping[str, str]) -> Span:
+        """Starts a span that may end in another task than it began in; the caller ends it.
+
+        It is current for the rest of this task and the tasks made from here on, so it is for tasks
+        that serve one request.
+
+        Args:
+            name: constant, never from a request.
+            headers: of the request; the span is the child of the caller's if they carry one.
+        """
+        if not self.is_recording:
+            return trace.INVALID_SPAN
+        # An empty context first: this task may have been made by that of another request.
+        parent = propagate.extract(headers, context=context.Context())
+        span = self._tracer.start_span(name, context=parent, kind=SpanKind.SERVER)
+        context.attach(trace.set_span_in_context(span, parent))
+        return span
+
     def close(self) -> None:
         """Writes what is pending; blocks for a moment; safe twice."""
         self._provider.shutdown()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
+from opentelemetry.trace import Span
 
 from k3_gateway.admission import Admission
 from k3_gateway.chat_request import bodies
@@ -60,7 +61,9 @@ class ChatService:
         bodies.check_headers(request.headers, self.max_body_bytes)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.admission.slot())
-            stack.enter_context(self.tracing.span("gateway chat"))
+            span = self.tracing.begin("gateway chat", request.headers)
+            stack.callback(span.end)
+            span.set_attribute("k3.request_id", request_id)
             body = await self._read(request)
             stack.enter_context(self.admission.budget(len(body)))
             prepared = await stack.enter_async_context(
@@ -71,20 +74,25 @@ class ChatService:
                 batches = _Batches(generation)
                 await batches.wait_first(FIRST_BATCH_WAIT_S)
                 # From here on the response's generator owns everything that is open.
-                close = self._closer(generation, batches, stack.pop_all())
+                close = self._closer(generation, batches, span, stack.pop_all())
                 stream = _stream(prepared, generation, batches, close)
                 headers = STREAM_HEADERS | _timing(generation)
                 return StreamingResponse(
                     stream, media_type="text/event-stream; charset=utf-8", headers=headers
                 )
-            return await self._whole(request, prepared, generation)
+            return await self._whole(request, prepared, generation, span)
 
     def _closer(
-        self, generation: Generation, batches: "_Batches", stack: contextlib.AsyncExitStack
+        self,
+        generation: Generation,
+        batches: "_Batches",
+        span: Span,
+        stack: contextlib.AsyncExitStack,
     ) -> Callable[[str], Awaitable[None]]:
         async def close_all(code: str) -> None:
             async with stack:
                 await batches.close()
+                _note_span(span, generation, code)
             _note_end(generation, code)
 
         async def close(code: str) -> None:
@@ -104,7 +112,7 @@ class ChatService:
             raise RequestTimeout("The body took too long to arrive") from error
 
     async def _whole(
-        self, request: Request, prepared: Prepared, generation: Generation
+        self, request: Request, prepared: Prepared, generation: Generation, span: Span
     ) -> Response:
         loop = asyncio.get_running_loop()
         collect = loop.create_task(_collect(generation))
@@ -124,6 +132,7 @@ class ChatService:
             for task in (collect, gone):
                 task.cancel()
             await asyncio.wait([collect, gone])
+            _note_span(span, generation, code)
             _note_end(generation, code)
         usage = _usage(generation)
         body = builder.body(
@@ -270,6 +279,25 @@ def _usage(generation: Generation) -> Usage:
         num_reasoning_tokens=answer.num_reasoning_tokens,
         ledger=msgspec.to_builtins(ledger) if ledger else None,
     )
+
+
+def _note_span(span: Span, generation: Generation, code: str) -> None:
+    """Puts the request's end and its ledger on its span, for `k3 trace`."""
+    if not span.is_recording():
+        return
+    answer = generation.answer
+    span.set_attributes(
+        {
+            "gen_ai.usage.input_tokens": generation.order.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": answer.num_output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": answer.num_cached_tokens or 0,
+        }
+    )
+    if code != "ok":
+        span.set_attribute("error.type", code)
+    ledger = _ledger(generation)
+    if ledger is not None:
+        span.set_attribute("k3.ledger", msgspec.json.encode(ledger).decode())
 
 
 def _note_end(generation: Generation, code: str) -> None:

@@ -157,3 +157,22 @@ def test_a_new_sequence_on_used_pages_starts_from_nothing() -> None:
     bench.step([(second, 1)])
     bench.step([(second, 15)])
     assert (torch.cat(second.logits) - alone("auto", ids)).abs().max() <= TOLERANCE
+
+
+def test_a_chunk_that_wants_no_logits_still_advances_its_sequence() -> None:
+    ids = tokens(50, 20)
+    bench = Bench("auto", seed=6)
+    sequence = bench.new(ids)
+    batch = ForwardBatch(
+        token_ids=ids[:12],
+        query_starts=(0, 12),
+        context_lengths=(0,),
+        unit_tables=torch.tensor([sequence.units], dtype=torch.int32),
+        state_pages=torch.tensor([sequence.pages], dtype=torch.int32),
+        logits_rows=torch.empty(0, dtype=torch.int64),
+    )
+    output = bench.model(batch, bench.views)
+    assert output.logits.shape == (0, golden().config.text.vocab_size)
+    sequence.num_done = 12
+    bench.step([(sequence, 8)])
+    assert (sequence.logits[0] - alone("auto", ids)[12:]).abs().max() <= TOLERANCE

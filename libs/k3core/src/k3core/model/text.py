@@ -76,6 +76,10 @@ class TextModel(nn.Module):
         state = self._embed(batch.token_ids, batch.image_rows, batch.image_embeds)
         tapped = self._run_layers(state, attends, frozenset(taps))
         rows = batch.logits_rows
+        if not len(rows):
+            # A chunk before the prompt's last one wants no logits at all.
+            empty = state.stream.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+            return ForwardOutput(logits=empty, taps=tapped)
         last = DepthState(state.stream[rows], [snapshot[rows] for snapshot in state.snapshots])
         return ForwardOutput(logits=self._head(last), taps=tapped)
 

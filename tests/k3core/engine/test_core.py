@@ -334,3 +334,13 @@ def test_a_submitted_request_that_is_refused_fails_by_event() -> None:
     assert event.error is not None
     assert event.error.code == "context_length_exceeded"
     assert bench.core.is_quiescent
+
+
+def test_an_answer_that_outgrows_the_cache_ends_with_length() -> None:
+    bench = Bench(lines=(ScriptLine("", (1, 2, 3), 0.0, 0.0, 1),))
+    room = UNIT * bench.layout.page_units * (NUM_PAGES - 1)
+    bench.core.add(request(prompt=[5] * (room - 10) + [0], max_tokens=400, ignores_end=True))
+    events = bench.run()
+    assert events[-1].finish_reason == "length"
+    assert 0 < len(tokens_of(events)) < 400
+    assert bench.core.is_quiescent

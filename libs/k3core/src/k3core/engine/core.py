@@ -13,7 +13,7 @@ The class runs on the engine's thread only; see `k3core.engine.thread`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from k3core.cache.spec import CacheError
@@ -28,7 +28,7 @@ from k3core.engine.words import (
     EventKind,
     RowError,
 )
-from k3core.scheduler.plan import HandOff, Reservation, RowPlan, RowResult, StepPlan
+from k3core.scheduler.plan import Event, HandOff, Reservation, RowPlan, RowResult, StepPlan
 from k3core.scheduler.scheduler import Scheduler
 from k3wire.errors import ContextLengthExceeded, InvalidRequest, K3Error
 from k3wire.messages.sampling import FinishReason
@@ -212,9 +212,11 @@ class EngineCore:
         self._announce_admissions()
         if plan.rows:
             self._run(plan, now_s)
-        elif plan.restores or plan.moves:
-            # Admitted without a row yet (a picture is missing): its copies must still happen.
-            self._runner.execute(plan)
+        else:
+            if plan.restores or plan.moves:
+                # Admitted without a row yet (a picture is missing): its copies happen all the same.
+                self._runner.execute(plan)
+            self._end_outgrown(plan.events)
         if not plan.rows or now_s >= self._load_until_s:
             # While it is busy the figures are read ten times a second, and steps can be thousands.
             self._load_until_s = now_s + _LOAD_INTERVAL_S
@@ -240,9 +242,7 @@ class EngineCore:
         self._measure(plan, self._clock() - now_s)
         for row, result, ending in zip(plan.rows, judged, endings, strict=True):
             self._tell(row, result, ending)
-        for event in events:
-            if event.kind == "finished" and event.request_id in self._live:
-                self._end_short(event.request_id)
+        self._end_outgrown(events)
 
     def _ending(self, result: RowResult) -> FinishReason | None:
         """Why the answer ends with this result's tokens, if it does."""
@@ -338,6 +338,12 @@ class EngineCore:
     def _fail(self, key: str, error: K3Error) -> None:
         if self.abort(key):
             self._events.append(EngineEvent(kind="failed", key=key, error=error))
+
+    def _end_outgrown(self, events: Iterable[Event]) -> None:
+        """Ends what the scheduler had to end by itself: answers that outgrew the cache."""
+        for event in events:
+            if event.kind == "finished" and event.request_id in self._live:
+                self._end_short(event.request_id)
 
     def _end_short(self, key: str) -> None:
         """Ends a request that the scheduler ended: there is no room for another token."""

@@ -5,6 +5,7 @@ queues jobs and is told when they are done. An image's rows do not depend on its
 """
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -20,6 +21,8 @@ from k3core.weights.config_file import load_config
 from k3core.weights.loading import LoadOptions
 from k3core.weights.vision_loading import load_vision_model
 from k3wire.errors import InternalError
+
+logger = logging.getLogger(__name__)
 
 PATCH_CHANNELS = 3
 
@@ -144,13 +147,22 @@ class Tower:
             for queued, embeddings in zip(batch, rows, strict=True):
                 self._store(queued.job, embeddings)
         except Exception as error:  # noqa: BLE001 - the thread must outlive a bad image
-            failure = InternalError("The image could not be encoded")
-            failure.__cause__ = error
-            self._tell(batch, [failure] * len(batch))
+            self._fail(batch, error)
             return
         spent_s = time.perf_counter() - start_s
         shares = [spent_s * queued.job.num_tokens / num_tokens for queued in batch]
         self._tell(batch, shares)
+
+    def _fail(self, batch: Sequence[_Queued], error: Exception) -> None:
+        """Fails the image at fault; its neighbours in the batch are run again without it."""
+        if len(batch) > 1:
+            for queued in batch:
+                self._run([queued], queued.job.num_tokens)
+            return
+        logger.warning("image not encoded", exc_info=error)
+        failure = InternalError("The image could not be encoded")
+        failure.__cause__ = error
+        self._tell(batch, [failure])
 
     @torch.inference_mode()
     def _forward(self, jobs: Sequence[TowerJob]) -> list[torch.Tensor]:

@@ -82,12 +82,17 @@ def default_cache_dir() -> Path:
     return Path(base) / "k3core" / "kernels"
 
 
-def build_library(cache_dir: Path, toolchain: Toolchain) -> Path:
+def build_library(
+    cache_dir: Path,
+    toolchain: Toolchain,
+    optional_flags: Sequence[tuple[str, ...]] = OPTIONAL_FLAGS,
+) -> Path:
     """Compile, unless that was done before; blocks for a few seconds if not.
 
     Args:
         cache_dir: where libraries are kept; created with mode 0700.
         toolchain: what to compile with.
+        optional_flags: sets of flags to try in turn, beside those that are always given.
 
     Returns:
         Path of the shared object.
@@ -98,7 +103,7 @@ def build_library(cache_dir: Path, toolchain: Toolchain) -> Path:
     """
     _own_folder(cache_dir)
     errors: list[str] = []
-    for optional in OPTIONAL_FLAGS:
+    for optional in optional_flags:
         flags = (*BASE_FLAGS, *optional)
         library = cache_dir / f"k3-{_fingerprint(flags, toolchain)}.so"
         if library.is_file():

@@ -32,8 +32,11 @@ K3_INLINE void dot_tile(const int nx, const int nw, const float *const *x, const
     for (int m = 0; m < nx; m++)
       for (int n = 0; n < nw; n++)
         sum[m][n] = v_fma(v_load_part(x[m] + k, K - k), v_load_part(w[n] + k, K - k), sum[m][n]);
-  for (int m = 0; m < nx; m++)
-    for (int n = 0; n < nw; n++) out[m * out_row + n] = v_sum(sum[m][n]);
+  for (int m = 0; m < nx; m++) {
+    int n = 0;
+    for (; n + 4 <= nw; n += 4) v_sum4(out + m * out_row + n, sum[m] + n);
+    for (; n < nw; n++) out[m * out_row + n] = v_sum(sum[m][n]);
+  }
 }
 
 /* Any number of x rows against nw <= 8 w rows; out [nx, .] with rows out_row apart. */
@@ -51,6 +54,10 @@ static inline void dot_rows(long nx, int nw, const float *const *x, const float 
         dot_tile(3, 4, x + m, w + n, K, out + m * out_row + n, out_row);
       else
         dot_tile(3, 1, x + m, w + n, K, out + m * out_row + n, out_row);
+    }
+    if (m + 2 == nx && width == 4) {
+      dot_tile(2, 4, x + m, w + n, K, out + m * out_row + n, out_row);
+      m += 2;
     }
     for (; m < nx; m++) {
       if (width == 4)

@@ -97,6 +97,22 @@ K3_INLINE float v_sum(v8f x) {
 #endif
 }
 
+/* The sums of four vectors, each as v_sum would add it. */
+K3_INLINE void v_sum4(float *to, const v8f x[4]) {
+#ifdef __AVX__
+  __m128 half[4];
+  for (int i = 0; i < 4; i++)
+    half[i] = _mm_add_ps(_mm256_castps256_ps128((__m256)x[i]),
+                         _mm256_extractf128_ps((__m256)x[i], 1));
+  __m128 first = _mm_add_ps(_mm_movelh_ps(half[0], half[1]), _mm_movehl_ps(half[1], half[0]));
+  __m128 last = _mm_add_ps(_mm_movelh_ps(half[2], half[3]), _mm_movehl_ps(half[3], half[2]));
+  _mm_storeu_ps(to, _mm_add_ps(_mm_shuffle_ps(first, last, 0x88),
+                               _mm_shuffle_ps(first, last, 0xdd)));
+#else
+  for (int i = 0; i < 4; i++) to[i] = v_sum(x[i]);
+#endif
+}
+
 K3_INLINE float v_largest(v8f x) {
   float best = x[0];
   for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;

@@ -48,14 +48,14 @@ class Trace:
             export_alignment=1,
         )
         memory = HostMemory(NUM_PAGES * layout.page_bytes)
-        runner = ScriptedRunner(
+        self.runner = ScriptedRunner(
             Script(LINES), layout, memory, lambda ids: ids[-1], lambda: self.now_s
         )
         scheduler = Scheduler(
             SchedulerConfig(role=self.role, chunk_tokens=(32,), max_rows=4),
             PrefixCache(config, b"trace"),
         )
-        self.core = EngineCore(scheduler, runner, lambda: self.now_s)
+        self.core = EngineCore(scheduler, self.runner, lambda: self.now_s)
         self.core.open()
 
     def add(self, line: int, length: int, stem: int, max_tokens: int) -> None:
@@ -109,6 +109,8 @@ class Trace:
         assert self.core.is_quiescent
         self.step(0.0)
         assert self.core.load.num_free_pages == NUM_PAGES
+        # Before time began everything that it still knows is held.
+        assert not self.runner.held(-1.0)
         for key in self.asked:
             assert key in self.gone or key in self.ended
             self.check_tokens(key)

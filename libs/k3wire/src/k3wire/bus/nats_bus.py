@@ -72,7 +72,9 @@ class NatsBus:
 
         async def on_disconnect() -> None:
             replies.fail_all()
-            logger.warning("bus disconnected")
+            # The client also says so when we close it ourselves.
+            if not client.is_closed:
+                logger.warning("bus disconnected")
 
         async def on_reconnect() -> None:
             logger.info("bus reconnected")

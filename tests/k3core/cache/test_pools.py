@@ -1,5 +1,7 @@
 """One arena, two kinds of pages: views do not overlap, copies are exact, INT8 is bounded."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def _slots(arena: PageArena) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
     """Pages of a raw state, of its INT8 form and of a second raw state."""
     groups, packed = arena.layout.num_groups, arena.layout.int8_groups
     ends = (0, groups, groups + packed, 2 * groups + packed)
-    raw, small, back = (tuple(range(a, b)) for a, b in zip(ends, ends[1:], strict=False))
+    raw, small, back = (tuple(range(a, b)) for a, b in pairwise(ends))
     return raw, small, back
 
 

@@ -308,11 +308,8 @@ class PrefixCache:
 
     def reset(self) -> bool:
         """Forget everything; refused (False, nothing changed) while anything runs or is pinned."""
-        if (
-            self._sequences
-            or not self.fence.is_idle
-            or any(c.pins for c in self.states.sealed.values())
-        ):
+        is_held = self._sequences or self.paged.num_referenced_pages()
+        if is_held or not self.fence.is_idle or any(c.pins for c in self.states.sealed.values()):
             return False
         for checkpoint in list(self.states.sealed.values()):
             self.states.evict(checkpoint)

@@ -80,6 +80,7 @@ class Scheduler:
         reason = self._refusal(request)
         if reason:
             return Event("refused", request.request_id, reason=reason)
+        self._ended_usage.pop(request.request_id, None)
         entry = Entry(request, self._sequence(request), is_on_hold=is_on_hold)
         self._entries[request.request_id] = entry
         self._waiting.append(entry)

@@ -331,6 +331,7 @@ class ScenarioRunner:
 
     def _note_seals(self, names: list[str], planned: list[tuple[str, int]]) -> None:
         """Remember the bytes of what was sealed since the last call, and who sealed it."""
+        self.move()
         sealed = self.cache.states.sealed
         fresh = sealed.keys() - self._known
         self._known = set(sealed)

@@ -25,11 +25,15 @@ DENIED: tuple[Network, ...] = tuple(
         "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16",
         "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16",
         "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
-        "168.63.129.16/32", "::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32",
-        "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
+        "168.63.129.16/32", "::/3", "4000::/2", "8000::/1", "2001::/23", "2001:db8::/32",
+        "3fff::/20",
     )
 )  # fmt: skip
-"""Everything that is not the public internet, or speaks for the machine's own cloud."""
+"""Everything that is not the public internet, or speaks for the machine's own cloud.
+
+Of IPv6 only 2000::/3 is public; the three wide networks are all the rest, among them ::1, fc00::/7
+(one cloud's metadata), fe80::/10, fec0::/10, ff00::/8, 64:ff9b:1::/48, 100::/64 and 5f00::/16.
+"""
 
 _MAPPED = ip_network("::ffff:0:0/96")
 _NAT64 = ip_network("64:ff9b::/96")

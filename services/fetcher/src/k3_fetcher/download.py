@@ -3,23 +3,28 @@
 import asyncio
 import random
 import socket
+import ssl
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from k3_fetcher.addresses import AddressPolicy
+from k3_fetcher.freshness import retry_after_s
+from k3_fetcher.gate import Gate, Hop
 from k3_fetcher.settings import FetcherSettings
-from k3_fetcher.urls import ImageUrl, join, matches_domain
+from k3_fetcher.urls import ImageUrl, join
+from k3text.images.header import sniff
 from k3wire.errors import (
     EmptyImageFile,
     FailedToDownloadImage,
+    ImageError,
     ImageFileTooLarge,
     InvalidImageUrl,
-    K3Error,
     UnsupportedImageMediaType,
 )
 
@@ -29,10 +34,15 @@ HEADERS = {
     "User-Agent": "k3-fetcher/0.1",
 }
 REDIRECTS = (301, 302, 303, 307, 308)
-TRANSIENT = (408, 429, 500, 502, 503, 504)
+TRANSIENT = (408, 429)
+"""Worth another try, and so is every 5xx."""
+
 FIRST_PAUSE_S = 0.1
 CHUNK_BYTES = 64 * 1024
-REFUSED_TEXT = "The image URL's host is not allowed here"
+SNIFF_BYTES = 512
+"""So many bytes of a body show whether it is a picture; a page is not read to its end."""
+
+_pinned: ContextVar[Hop | None] = ContextVar("pinned", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +53,42 @@ class Downloaded:
         data: the bytes, or b"" if the image has not changed.
         is_unchanged: the host said so (304).
         headers: of the answer.
+        hops: every host that was asked.
     """
 
     data: bytes
     is_unchanged: bool
     headers: Mapping[str, str]
+    hops: tuple[Hop, ...]
 
 
-class TransientFailure(Exception):
-    """Worth another try; carries what to tell the client if there is none."""
+class DownloadFailed(Exception):
+    """No image, and how long that may be believed.
 
-    def __init__(self, error: K3Error) -> None:
+    Attributes:
+        error: what to tell the client.
+        is_passing: another try may fare better in a second or two.
+        pause_s: least pause before another try, None if there must be none.
+    """
+
+    def __init__(
+        self, error: ImageError, *, is_passing: bool = False, pause_s: float | None = None
+    ) -> None:
         super().__init__(error.message)
         self.error = error
+        self.is_passing = is_passing
+        self.pause_s = pause_s
 
 
 class _PinnedResolver(AbstractResolver):
-    """Gives the HTTP client only addresses that were judged, from one look-up."""
-
-    def __init__(self, judge: "Downloader") -> None:
-        self._judge = judge
+    """Gives the HTTP client the addresses that were judged, and no look-up of its own."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        addresses = await self._judge.resolve_name(host, port)
+        hop = _pinned.get()
+        if hop is None or hop.host != host:
+            raise OSError("no judged address")
         return [
             ResolveResult(
                 hostname=host,
@@ -77,7 +98,7 @@ class _PinnedResolver(AbstractResolver):
                 proto=0,
                 flags=socket.AI_NUMERICHOST,
             )
-            for address in addresses
+            for address in hop.addresses
         ]
 
     async def close(self) -> None:
@@ -87,11 +108,19 @@ class _PinnedResolver(AbstractResolver):
 class Downloader:
     """Fetches images from the open internet."""
 
-    def __init__(self, settings: FetcherSettings, policy: AddressPolicy) -> None:
-        """Prepares; `open` makes the session."""
+    def __init__(
+        self, settings: FetcherSettings, gate: Gate, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Prepares; `open` makes the session.
+
+        Args:
+            settings: limits.
+            gate: judges every host before it is asked.
+            tls: who is trusted; the system's authorities if None.
+        """
         self._settings = settings
-        self._policy = policy
-        self._ports = {int(port) for port in settings.allowed_ports}
+        self._gate = gate
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -100,9 +129,10 @@ class Downloader:
         connector = aiohttp.TCPConnector(
             limit=settings.max_downloads,
             limit_per_host=settings.max_downloads_per_host,
-            resolver=_PinnedResolver(self),
+            resolver=_PinnedResolver(),
             use_dns_cache=False,
             socket_factory=self._make_socket,
+            ssl=self._tls or True,
         )
         timeout = aiohttp.ClientTimeout(
             total=settings.total_timeout_s,
@@ -126,168 +156,155 @@ class Downloader:
     def _make_socket(self, info: Any) -> socket.socket:
         # The last word before a connection: whatever led here, this address is what is dialled.
         family, kind, proto, _, address = info
-        if not self._policy.permits(str(address[0])):
+        if not self._gate.permits_address(str(address[0])):
             raise OSError("address refused")
         return socket.socket(family, kind, proto)
 
-    async def resolve_name(self, host: str, port: int) -> list[str]:
-        """Resolves a name once and judges every address; one bad address fails the name.
-
-        Raises:
-            OSError: it does not resolve, or an address is refused.
-        """
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-        if not addresses or not all(map(self._policy.permits, addresses)):
-            raise OSError("address refused")
-        return addresses
-
-    def check_lists(self, url: ImageUrl, param: str) -> None:
-        """Judges a host by the operator's lists of domains.
-
-        Raises:
-            InvalidImageUrl: refused.
-        """
-        settings = self._settings
-        is_denied = matches_domain(url.host, settings.denied_domains)
-        is_left_out = bool(settings.allowed_domains) and not matches_domain(
-            url.host, settings.allowed_domains
-        )
-        if is_denied or is_left_out:
-            raise InvalidImageUrl(REFUSED_TEXT, param=param or None)
-
-    async def check(self, url: ImageUrl, param: str) -> None:
-        """Judges a URL before anything is sent: name, domain lists, addresses, port.
-
-        Raises:
-            InvalidImageUrl: refused; the text tells nothing of what the name resolved to.
-            FailedToDownloadImage: the name does not resolve.
-        """
-        self.check_lists(url, param)
-        refused = InvalidImageUrl(REFUSED_TEXT, param=param or None)
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
-                found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-        except (OSError, TimeoutError, UnicodeError) as error:
-            if url.is_blocked_name:
-                raise refused from error
-            raise FailedToDownloadImage(
-                "The image URL's host cannot be found", param=param or None
-            ) from error
-        addresses = [str(info[4][0]) for info in found]
-        is_opened = bool(addresses) and all(map(self._policy.is_opened, addresses))
-        if not is_opened and (url.is_blocked_name or url.port not in self._ports):
-            raise refused
-        if not addresses or not all(map(self._policy.permits, addresses)):
-            raise refused
-
-    async def fetch(self, url: ImageUrl, validators: Mapping[str, str], param: str) -> Downloaded:
+    async def fetch(self, url: ImageUrl, validators: Mapping[str, str]) -> Downloaded:
         """Downloads an image, following and judging redirects, retrying what may pass.
 
         Args:
             url: parsed.
             validators: headers that ask whether it changed; none for an unconditional fetch.
-            param: path of the part, for errors.
 
         Raises:
-            ImageError: refused, failed, too long, or no image.
+            DownloadFailed: refused, failed, too long, or no image.
         """
-        failed = FailedToDownloadImage("The image took too long to download", param=param or None)
         try:
-            async with asyncio.timeout(self._settings.total_timeout_s):
+            async with asyncio.timeout(self._settings.total_timeout_s) as limit:
                 for attempt in range(self._settings.max_retries + 1):
                     try:
-                        return await self._follow(url, validators, param)
-                    except TransientFailure as failure:
-                        if attempt == self._settings.max_retries:
-                            raise failure.error from failure
-                        pause_s = FIRST_PAUSE_S * 2**attempt
-                        await asyncio.sleep(pause_s * (0.5 + random.random()))
+                        return await self._follow(url, validators)
+                    except DownloadFailed as failure:
+                        pause_s = self._pause_s(failure, attempt)
+                        left_s = (limit.when() or 0) - asyncio.get_running_loop().time()
+                        if pause_s is None or pause_s >= left_s:
+                            raise
+                    await asyncio.sleep(pause_s)
         except TimeoutError as error:
-            raise failed from error
-        raise failed
+            raise _passing("The image took too long to download") from error
+        raise AssertionError("the last attempt returns or raises")
 
-    async def _follow(self, url: ImageUrl, validators: Mapping[str, str], param: str) -> Downloaded:
-        seen = {url.text}
-        for _ in range(self._settings.max_redirects + 1):
-            await self.check(url, param)
-            result = await self._get(url, validators, param)
-            match result:
-                case Downloaded():
-                    return result
-                case location:
-                    url = join(url, location, param, allows_http=self._settings.allows_http)
-            if url.text in seen:
-                raise FailedToDownloadImage("The image URL redirects in a circle", param=param)
-            seen.add(url.text)
-        raise FailedToDownloadImage("The image URL redirects too often", param=param or None)
+    def _pause_s(self, failure: DownloadFailed, attempt: int) -> float | None:
+        if failure.pause_s is None or attempt >= self._settings.max_retries:
+            return None
+        return max(failure.pause_s, FIRST_PAUSE_S * 2**attempt) * (1 + 0.5 * random.random())
+
+    async def _follow(self, url: ImageUrl, validators: Mapping[str, str]) -> Downloaded:
+        seen: set[str] = set()
+        hops: list[Hop] = []
+        try:
+            for _ in range(self._settings.max_redirects + 1):
+                if url.text in seen:
+                    raise DownloadFailed(
+                        FailedToDownloadImage("The image URL redirects in a circle")
+                    )
+                seen.add(url.text)
+                hops.append(await self._gate.admit(url, ""))
+                result = await self._get(url, hops, validators)
+                match result:
+                    case Downloaded():
+                        return result
+                    case location:
+                        url = join(url, location, "", allows_http=self._settings.allows_http)
+        except InvalidImageUrl as error:
+            raise DownloadFailed(error) from error
+        except FailedToDownloadImage as error:
+            raise DownloadFailed(error, is_passing=True) from error
+        raise DownloadFailed(FailedToDownloadImage("The image URL redirects too often"))
 
     async def _get(
-        self, url: ImageUrl, validators: Mapping[str, str], param: str
+        self, url: ImageUrl, hops: list[Hop], validators: Mapping[str, str]
     ) -> Downloaded | str:
         assert self._session is not None, "open() comes first"
+        target = URL(url.text, encoded=True)
+        if target.host != url.host or target.port != url.port:
+            raise InvalidImageUrl("The image URL cannot be read")
+        pin = _pinned.set(hops[-1])
         try:
             async with self._session.get(
-                URL(url.text, encoded=True),
-                headers={**HEADERS, **validators},
-                allow_redirects=False,
+                target, headers={**HEADERS, **validators}, allow_redirects=False
             ) as response:
-                return await self._read(response, bool(validators), param)
-        except TimeoutError as error:
-            raise TransientFailure(
-                FailedToDownloadImage("The image's host does not answer", param=param or None)
-            ) from error
+                return await self._read(response, tuple(hops), is_conditional=bool(validators))
         except (aiohttp.ClientError, OSError) as error:
-            raise TransientFailure(
-                FailedToDownloadImage("The image could not be downloaded", param=param or None)
-            ) from error
+            # A time-out is an OSError too.
+            raise _failure(error) from error
+        finally:
+            _pinned.reset(pin)
 
     async def _read(
-        self, response: aiohttp.ClientResponse, is_conditional: bool, param: str
+        self, response: aiohttp.ClientResponse, hops: tuple[Hop, ...], *, is_conditional: bool
     ) -> Downloaded | str:
-        status = response.status
-        if status in REDIRECTS and response.headers.get("Location"):
-            return response.headers["Location"]
+        status, headers = response.status, _joined(response.headers)
+        if status in REDIRECTS and headers.get("Location"):
+            return headers["Location"]
         if status == 304 and is_conditional:
-            return Downloaded(b"", True, response.headers)
-        failed = FailedToDownloadImage(
-            f"The image's host answered with status {status}", param=param or None
-        )
-        if status in TRANSIENT:
-            raise TransientFailure(failed)
+            return Downloaded(b"", True, headers, hops)
         if status in (204, 205):
-            raise EmptyImageFile("The image has no bytes", param=param or None)
+            raise DownloadFailed(EmptyImageFile("The image has no bytes"))
         if status != 200:
-            raise failed
-        self._check_headers(response.headers, param)
-        return Downloaded(await self._read_body(response, param), False, response.headers)
+            error = FailedToDownloadImage(f"The image's host answered with status {status}")
+            if status in TRANSIENT or status >= 500:
+                raise DownloadFailed(error, is_passing=True, pause_s=retry_after_s(headers))
+            raise DownloadFailed(error)
+        self._check_headers(headers)
+        return Downloaded(await self._read_body(response), False, headers, hops)
 
-    def _check_headers(self, headers: Mapping[str, str], param: str) -> None:
-        if headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
-            raise FailedToDownloadImage("The image's host compressed it", param=param or None)
+    def _check_headers(self, headers: Mapping[str, str]) -> None:
+        if headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
+            raise DownloadFailed(FailedToDownloadImage("The image's host compressed it"))
         media_type = headers.get("Content-Type", "").split(";")[0].strip().lower()
-        if media_type in ("text/html", "image/svg+xml", "application/pdf"):
-            raise UnsupportedImageMediaType(
-                "The image URL leads to no picture that is served here", param=param or None
-            )
+        if media_type == "image/svg+xml":
+            raise DownloadFailed(_unsupported())
         length = headers.get("Content-Length", "")
-        if length.isdigit() and int(length) > self._settings.max_image_bytes:
-            raise self._too_large(param)
+        if length.isdecimal() and int(length) > self._settings.max_image_bytes:
+            raise DownloadFailed(self._too_large())
 
-    async def _read_body(self, response: aiohttp.ClientResponse, param: str) -> bytes:
-        parts: list[bytes] = []
-        size = 0
+    async def _read_body(self, response: aiohttp.ClientResponse) -> bytes:
+        data = bytearray()
+        is_sniffed = False
         async for chunk in response.content.iter_chunked(CHUNK_BYTES):
-            size += len(chunk)
-            if size > self._settings.max_image_bytes:
-                raise self._too_large(param)
-            parts.append(chunk)
-        if not size:
-            raise EmptyImageFile("The image has no bytes", param=param or None)
-        return b"".join(parts)
+            data += chunk
+            if len(data) > self._settings.max_image_bytes:
+                raise DownloadFailed(self._too_large())
+            if not is_sniffed and len(data) >= SNIFF_BYTES:
+                is_sniffed = True
+                if sniff(bytes(data[:SNIFF_BYTES])) not in self._settings.media_types:
+                    raise DownloadFailed(_unsupported())
+        if not data:
+            raise DownloadFailed(EmptyImageFile("The image has no bytes"))
+        return bytes(data)
 
-    def _too_large(self, param: str) -> ImageFileTooLarge:
-        limit = self._settings.max_image_bytes
-        return ImageFileTooLarge(f"An image may have at most {limit} bytes", param=param or None)
+    def _too_large(self) -> ImageFileTooLarge:
+        return ImageFileTooLarge(
+            f"An image may have at most {self._settings.max_image_bytes} bytes"
+        )
+
+
+def _joined(headers: CIMultiDictProxy[str]) -> Mapping[str, str]:
+    """Gives each header once, repeated ones as one list, as HTTP reads them."""
+    return CIMultiDict((name, ", ".join(headers.getall(name))) for name in set(headers))
+
+
+def _unsupported() -> UnsupportedImageMediaType:
+    return UnsupportedImageMediaType("The image URL leads to no picture that is served here")
+
+
+def _passing(text: str, pause_s: float | None = None) -> DownloadFailed:
+    return DownloadFailed(FailedToDownloadImage(text), is_passing=True, pause_s=pause_s)
+
+
+def _failure(error: Exception) -> DownloadFailed:
+    match error:
+        case aiohttp.ClientSSLError():
+            return DownloadFailed(
+                FailedToDownloadImage("The image's host has no valid certificate")
+            )
+        case aiohttp.ConnectionTimeoutError():
+            return _passing("The image's host does not answer", 0.0)
+        case TimeoutError():
+            return _passing("The image's host does not answer")
+        case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError() | OSError():
+            return _passing("The image could not be downloaded", 0.0)
+        case _:
+            return _passing("The image's host does not speak HTTP as it should")

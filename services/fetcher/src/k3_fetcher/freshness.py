@@ -34,7 +34,7 @@ def _directives(text: str) -> dict[str, str]:
 
 
 def _seconds(text: str) -> float | None:
-    return float(text) if text.isdigit() else None
+    return float(text) if text.isascii() and text.isdigit() else None
 
 
 def _date_s(text: str) -> float | None:
@@ -42,6 +42,18 @@ def _date_s(text: str) -> float | None:
         return parsedate_to_datetime(text).timestamp()
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _lifetime_s(headers: Mapping[str, str], control: Mapping[str, str]) -> float | None:
+    """Gives what the host said; None if it said nothing. What cannot be read is stale."""
+    for name in ("s-maxage", "max-age"):
+        if name in control:
+            return _seconds(control[name]) or 0.0
+    if "Expires" not in headers:
+        return None
+    expires_s = _date_s(headers["Expires"])
+    date_s = _date_s(headers.get("Date", "")) or time.time()
+    return expires_s - date_s if expires_s is not None else 0.0
 
 
 def read_freshness(headers: Mapping[str, str], default_ttl_s: float, max_ttl_s: float) -> Freshness:
@@ -53,23 +65,29 @@ def read_freshness(headers: Mapping[str, str], default_ttl_s: float, max_ttl_s: 
         max_ttl_s: the most that is believed.
     """
     control = _directives(headers.get("Cache-Control", ""))
-    age_s = _seconds(headers.get("Age", "").strip()) or 0.0
+    lifetime_s = _lifetime_s(headers, control)
     ttl_s = default_ttl_s
-    lifetime = _seconds(control.get("s-maxage", "")) if "s-maxage" in control else None
-    if lifetime is None:
-        lifetime = _seconds(control.get("max-age", ""))
-    if lifetime is not None:
-        ttl_s = lifetime - age_s
-    elif headers.get("Expires"):
-        expires_s = _date_s(headers["Expires"])
-        date_s = _date_s(headers.get("Date", "")) or time.time()
-        ttl_s = (expires_s - date_s - age_s) if expires_s is not None else 0.0
-    if "no-cache" in control or headers.get("Vary", "").strip() == "*":
-        ttl_s = 0.0
+    if lifetime_s is not None:
+        ttl_s = lifetime_s - (_seconds(headers.get("Age", "").strip()) or 0.0)
+    varies = [name.strip() for name in headers.get("Vary", "").split(",")]
     is_storable = "no-store" not in control
+    if not is_storable or "no-cache" in control or "*" in varies:
+        ttl_s = 0.0
     return Freshness(
-        ttl_s=min(max(ttl_s, 0.0), max_ttl_s) if is_storable else 0.0,
+        ttl_s=min(max(ttl_s, 0.0), max_ttl_s),
         is_storable=is_storable,
         etag=headers.get("ETag", ""),
         last_modified=headers.get("Last-Modified", ""),
     )
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """Gives how long a host asks to be left alone; 0 if it does not say."""
+    text = headers.get("Retry-After", "").strip()
+    if not text:
+        return 0.0
+    seconds = _seconds(text)
+    if seconds is None:
+        date_s = _date_s(text)
+        seconds = date_s - time.time() if date_s is not None else 0.0
+    return max(0.0, seconds)

@@ -1,5 +1,6 @@
 """Builds a fetcher out of its parts and runs it until it is told to stop."""
 
+import contextlib
 import os
 import sys
 
@@ -7,6 +8,7 @@ import uvloop
 
 from k3_fetcher.addresses import AddressPolicy, parse_networks
 from k3_fetcher.download import Downloader
+from k3_fetcher.gate import Gate, SystemResolver
 from k3_fetcher.handler import FetcherHandler
 from k3_fetcher.records import ImageRecords
 from k3_fetcher.settings import FetcherSettings
@@ -21,20 +23,30 @@ from k3wire.service.settings import settings_or_exit
 
 async def run(settings: FetcherSettings, policy: AddressPolicy) -> None:
     """Runs a worker over NATS and Redis."""
-    bus = await NatsBus.connect(settings.nats_url, "fetcher")
-    store = RedisBlobStore.open(settings.redis_url)
     handlers: list[FetcherHandler] = []
 
     def load() -> WorkerLoad:
         return handlers[0].load(resident_bytes()) if handlers else WorkerLoad()
 
-    async with ServiceRuntime("fetcher", settings, bus, load=load) as runtime:
-        downloader = Downloader(settings, policy)
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await NatsBus.connect(settings.nats_url, "fetcher")
+        stack.push_async_callback(bus.close)
+        store = RedisBlobStore.open(settings.redis_url)
+        stack.push_async_callback(store.close)
+        resolver = SystemResolver()
+        stack.callback(resolver.close)
+        gate = Gate(settings, policy, resolver.resolve)
+        downloader = Downloader(settings, gate)
         await downloader.open()
+        stack.push_async_callback(downloader.close)
+        runtime = await stack.enter_async_context(
+            ServiceRuntime("fetcher", settings, bus, load=load)
+        )
         pieces = PieceHolder(subjects.direct(subjects.PIECE, runtime.worker_id))
         await runtime.keep(await pieces.serve(bus))
         handler = FetcherHandler(
             settings=settings,
+            gate=gate,
             downloader=downloader,
             records=ImageRecords(store, settings.front_bytes, settings.max_ttl_s),
             pieces=pieces,
@@ -46,9 +58,6 @@ async def run(settings: FetcherSettings, policy: AddressPolicy) -> None:
         await runtime.listen_cancel(handler.cancel)
         runtime.ready()
         await runtime.run()
-        await downloader.close()
-    await store.close()
-    await bus.close()
 
 
 def main() -> None:

@@ -1,19 +1,38 @@
 """Tier L1: what is known of an image URL, and its bytes; in Redis, with a front in this process.
 
-Keys: `l1:url:…` (tenant and URL) -> record; `l1:bytes:…` (content key) -> bytes. Redis away means
-that nothing is found and nothing is kept but what the front holds.
+Keys: `l1:url:…` (tenant and URL) -> record or refusal; `l1:bytes:…` (content key) -> bytes. While
+Redis is away this process goes by what it has seen itself.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import time
 
 import msgspec
 
+from k3_fetcher.gate import Hop
+from k3text.images.keys import content_key
 from k3wire.blobs.base import BlobStore
 from k3wire.blobs.byte_lru import ByteLru
-from k3wire.errors import TierUnavailable
+from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.errors import ErrorInfo, TierUnavailable
 
 RECORD_LIFE_S = 86400.0
+UNSTORABLE_LIFE_S = 60.0
+"""How long bytes that must not be stored wait for the request that needs them."""
+
+SPARE_BYTES = 8 * 1024 * 1024
+"""Records seen by this process, for while Redis is away; a record is about half a kilobyte."""
+
+LOCK_LIFE_S = 2.0
+"""A process that died holds others up for so long; whoever lives renews."""
+
+LOCK_RENEWALS = 4
+FIRST_POLL_S = 0.01
+LAST_POLL_S = 0.1
+LOOP_BYTES = 256 * 1024
+"""Bytes that are hashed on the event loop; about a fifth of a millisecond."""
 
 
 class UrlRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,9 +44,12 @@ class UrlRecord(msgspec.Struct, frozen=True, kw_only=True):
         width: as seen.
         height: as seen.
         size_bytes: of the encoded image.
+        validated_unix_s: when the host last said so.
         fresh_until_unix_s: no question is needed before this; counted from validation.
         etag: to ask whether it changed.
         last_modified: likewise.
+        hops: hosts that were asked; judged again at every hit.
+        cost_ns: what the download took; a hit saves it.
     """
 
     content_key: bytes
@@ -35,9 +57,12 @@ class UrlRecord(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     height: int
     size_bytes: int
+    validated_unix_s: float = 0.0
     fresh_until_unix_s: float
     etag: str = ""
     last_modified: str = ""
+    hops: tuple[Hop, ...] = ()
+    cost_ns: int = 0
 
     @property
     def is_fresh(self) -> bool:
@@ -61,9 +86,16 @@ def url_key(url: str, tenant: str) -> str:
     return f"l1:url:{digest}"
 
 
-def bytes_key(content_key: bytes) -> str:
+def bytes_key(key: bytes) -> str:
     """L1's key of an image's bytes."""
-    return f"l1:bytes:{content_key.hex()}"
+    return f"l1:bytes:{key.hex()}"
+
+
+async def hash_bytes(data: bytes) -> bytes:
+    """Names encoded bytes, off the loop if they are long."""
+    if len(data) <= LOOP_BYTES:
+        return content_key(data)
+    return await asyncio.to_thread(content_key, data)
 
 
 class ImageRecords:
@@ -78,53 +110,131 @@ class ImageRecords:
             bytes_ttl_s: how long the store keeps an image's bytes.
         """
         self._store = store
+        self._spare = MemoryBlobStore(SPARE_BYTES)
         self._front: ByteLru[bytes, bytes] = ByteLru(front_bytes, len)
         self._bytes_ttl_s = bytes_ttl_s
 
-    async def find(self, key: str) -> UrlRecord | None:
-        """Reads a record; None where there is none, or the store is away."""
+    async def _get(self, key: str) -> bytes | None:
         try:
-            data = await self._store.get(key)
+            return await self._store.get(key)
+        except TierUnavailable:
+            return await self._spare.get(key)
+
+    async def _put(self, key: str, data: bytes, ttl_s: float) -> None:
+        await self._spare.put(key, data, ttl_s=ttl_s)
+        with contextlib.suppress(TierUnavailable):
+            await self._store.put(key, data, ttl_s=ttl_s)
+
+    async def find(self, key: str) -> UrlRecord | None:
+        """Reads a record, or None where there is none that can be read."""
+        data = await self._get(key)
+        with contextlib.suppress(msgspec.DecodeError):
             return msgspec.msgpack.decode(data, type=UrlRecord) if data else None
-        except (TierUnavailable, msgspec.DecodeError):
-            return None
+        return None
 
     async def keep(self, key: str, record: UrlRecord) -> None:
-        """Writes a record, if the store is there."""
-        try:
-            await self._store.put(key, msgspec.msgpack.encode(record), ttl_s=RECORD_LIFE_S)
-        except TierUnavailable:
-            return
+        """Writes a record."""
+        await self._put(key, msgspec.msgpack.encode(record), RECORD_LIFE_S)
 
-    async def keep_bytes(self, content_key: bytes, data: bytes) -> bool:
-        """Keeps an image's bytes; says whether the store has them."""
-        self._front.put(content_key, data)
+    async def forget(self, key: str) -> None:
+        """Removes a record."""
+        await self._spare.delete(key)
+        with contextlib.suppress(TierUnavailable):
+            await self._store.delete(key)
+
+    async def find_refusal(self, key: str) -> ErrorInfo | None:
+        """Reads why a URL gave no image a moment ago, or None."""
+        data = await self._get(f"{key}:no")
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.msgpack.decode(data, type=ErrorInfo) if data else None
+        return None
+
+    async def keep_refusal(self, key: str, info: ErrorInfo, life_s: float) -> None:
+        """Remembers why a URL gave no image."""
+        await self._put(f"{key}:no", msgspec.msgpack.encode(info), life_s)
+
+    async def keep_bytes(self, key: bytes, data: bytes, *, is_storable: bool = True) -> bool:
+        """Keeps an image's bytes; says whether the store has them.
+
+        Args:
+            key: their content key.
+            data: the encoded image.
+            is_storable: whether its host lets it be kept for longer than it is needed.
+        """
+        if is_storable:
+            self._front.put(key, data)
+        ttl_s = self._bytes_ttl_s if is_storable else UNSTORABLE_LIFE_S
         try:
-            await self._store.put(bytes_key(content_key), data, ttl_s=self._bytes_ttl_s)
+            await self._store.put(bytes_key(key), data, ttl_s=ttl_s)
         except TierUnavailable:
             return False
         return True
 
-    async def read_bytes(self, content_key: bytes) -> bytes | None:
-        """Reads an image's bytes from the front or the store."""
-        data = self._front.get(content_key)
-        if data is not None:
-            return data
+    def read_front(self, key: bytes) -> bytes | None:
+        """Reads an image's bytes from this process."""
+        return self._front.get(key)
+
+    async def read_store(self, key: bytes) -> bytes | None:
+        """Reads an image's bytes from the store; wrong ones are as good as none."""
         try:
-            return await self._store.get(bytes_key(content_key))
+            data = await self._store.get(bytes_key(key))
         except TierUnavailable:
             return None
+        if data is None or await hash_bytes(data) != key:
+            return None
+        self._front.put(key, data)
+        return data
 
-    async def lock(self, key: str, ttl_s: float) -> bool:
-        """Tries to be the one process that downloads a URL; true also while the store is away."""
-        try:
-            return await self._store.put_if_absent(f"{key}:lock", b"1", ttl_s=ttl_s)
-        except TierUnavailable:
-            return True
+    async def take_turn(self, key: str, give_up_s: float) -> "Turn":
+        """Waits to be the one process that downloads a URL.
 
-    async def unlock(self, key: str) -> None:
-        """Lets others download again."""
-        try:
-            await self._store.delete(f"{key}:lock")
-        except TierUnavailable:
-            return
+        Args:
+            key: of the URL.
+            give_up_s: longest wait; after it the download happens beside the other one.
+        """
+        until_s = time.monotonic() + give_up_s
+        pause_s = FIRST_POLL_S
+        has_waited = False
+        while True:
+            try:
+                has_lock = await self._store.put_if_absent(f"{key}:lock", b"1", ttl_s=LOCK_LIFE_S)
+            except TierUnavailable:
+                return Turn(None, key, has_waited)
+            if has_lock or time.monotonic() > until_s:
+                return Turn(self._store if has_lock else None, key, has_waited)
+            has_waited = True
+            # Another process tells us nothing by itself, so its lock is looked at.
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_POLL_S)
+
+
+class Turn:
+    """The right to download a URL; held by renewing it, given back by `end`.
+
+    Attributes:
+        has_waited: another process was at it before.
+    """
+
+    def __init__(self, store: BlobStore | None, key: str, has_waited: bool) -> None:
+        """Begins to renew; without a store there is nothing to hold."""
+        self.has_waited = has_waited
+        self._store = store
+        self._key = f"{key}:lock"
+        self._renewing = asyncio.get_running_loop().create_task(self._renew()) if store else None
+
+    async def _renew(self) -> None:
+        assert self._store is not None
+        with contextlib.suppress(TierUnavailable):
+            while True:
+                await asyncio.sleep(LOCK_LIFE_S / LOCK_RENEWALS)
+                await self._store.touch(self._key, ttl_s=LOCK_LIFE_S)
+
+    async def end(self) -> None:
+        """Lets others have their turn; safe twice."""
+        store, self._store = self._store, None
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        if store is not None:
+            with contextlib.suppress(TierUnavailable):
+                await store.delete(self._key)

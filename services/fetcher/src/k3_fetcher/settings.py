@@ -33,14 +33,24 @@ class FetcherSettings(CommonSettings, frozen=True, kw_only=True):
         Setting("K3_FETCHER_DENIED_DOMAINS", "Hosts refused, `a.b` or `*.a.b`."),
     ] = ()
     allowed_ports: Annotated[
-        tuple[str, ...], Setting("K3_FETCHER_ALLOWED_PORTS", "Ports that may be asked.")
-    ] = ("80", "443")
+        tuple[int, ...], Setting("K3_FETCHER_ALLOWED_PORTS", "Ports that may be asked.")
+    ] = (80, 443)
     allows_http: Annotated[
         bool, Setting("K3_FETCHER_ALLOW_HTTP", "Whether plain http is fetched.")
     ] = True
     max_image_bytes: Annotated[
         int, Setting("K3_FETCHER_MAX_IMAGE_BYTES", "Longest encoded image.", "bytes")
     ] = 20 * 1024 * 1024
+    max_pixels: Annotated[
+        int, Setting("K3_FETCHER_MAX_PIXELS", "Largest width times height.", "pixels")
+    ] = 90_000_000
+    media_types: Annotated[
+        tuple[str, ...],
+        Setting(
+            "K3_FETCHER_MEDIA_TYPES",
+            "Formats taken; image/avif, image/bmp and image/tiff may be added.",
+        ),
+    ] = ("image/jpeg", "image/png", "image/gif", "image/webp")
     connect_timeout_s: Annotated[
         float, Setting("K3_FETCHER_CONNECT_TIMEOUT_S", "Longest connect.", "s")
     ] = 3.0

@@ -65,7 +65,7 @@ def parse_url(text: str, param: str, *, allows_http: bool) -> ImageUrl:
     Raises:
         InvalidImageUrl: malformed, or of a scheme that is not fetched.
     """
-    text = text.strip()
+    text = text.strip(" \t\r\n")
     if not text or len(text) > MAX_URL_CHARS:
         raise _refuse(f"must have 1 to {MAX_URL_CHARS} characters", param)
     if _FORBIDDEN.search(text):
@@ -81,6 +81,8 @@ def parse_url(text: str, param: str, *, allows_http: bool) -> ImageUrl:
     if "@" in parts.netloc or "%" in parts.netloc:
         raise _refuse("must not hold a user name or an encoded host", param)
     host, is_literal = _normalise_host(parts.hostname or "", param)
+    if ("[" in parts.netloc) != (":" in host):
+        raise _refuse("has no usable host name", param)
     if port == 0:
         raise _refuse("has an unusable port", param)
     target = quote(parts.path or "/", safe=_SAFE)

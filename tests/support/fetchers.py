@@ -1,0 +1,101 @@
+"""A fetcher in the test's process: real sockets, memory for Redis and NATS, names that lie."""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from k3_fetcher.addresses import AddressPolicy, parse_networks
+from k3_fetcher.download import Downloader
+from k3_fetcher.gate import Gate, SystemResolver
+from k3_fetcher.handler import FetcherHandler
+from k3_fetcher.records import ImageRecords
+from k3_fetcher.settings import FetcherSettings
+from k3wire.blobs.base import BlobStore
+from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.messages.fetch import ReadReply, ReadRequest, ResolveReply, ResolveRequest
+from k3wire.messages.media import ImageRef
+from k3wire.service.pieces import PieceHolder
+
+LOOPBACK = ("127.0.0.0/8",)
+QUICK: dict[str, Any] = {"allowed_networks": LOOPBACK, "total_timeout_s": 5.0}
+
+
+@dataclass
+class Names:
+    """A name server of ours; a name with several lists gives them one after the other.
+
+    Names that it does not know go to the system, as far as that can be answered without a network.
+    """
+
+    known: dict[str, list[Sequence[str]]] = field(default_factory=dict)
+    num_lookups: int = 0
+    system: SystemResolver = field(default_factory=SystemResolver)
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        self.num_lookups += 1
+        lists = self.known.get(host)
+        if lists is None:
+            return await self.system.resolve(host, port)
+        return lists.pop(0) if len(lists) > 1 else lists[0]
+
+
+@dataclass
+class Fetcher:
+    """The parts that a test may want to look at."""
+
+    handler: FetcherHandler
+    gate: Gate
+    names: Names
+    store: BlobStore
+    pieces: PieceHolder
+
+    async def resolve(
+        self, url: str, *, tenant: str = "", param: str = "", request_id: str = "r"
+    ) -> ResolveReply:
+        request = ResolveRequest(
+            request_id=request_id,
+            url=url,
+            tenant=tenant,
+            param=param,
+            deadline_unix_ns=time.time_ns() + 10**10,
+        )
+        async with asyncio.timeout(10):
+            return await self.handler.resolve(request)
+
+    async def read(self, image: ImageRef, request_id: str = "r") -> ReadReply:
+        request = ReadRequest(
+            request_id=request_id, image=image, deadline_unix_ns=time.time_ns() + 10**10
+        )
+        async with asyncio.timeout(10):
+            return await self.handler.read(request)
+
+
+@contextlib.asynccontextmanager
+async def fetcher(
+    names: Names | None = None,
+    store: BlobStore | None = None,
+    tls: ssl.SSLContext | None = None,
+    **settings: Any,
+) -> AsyncIterator[Fetcher]:
+    """Builds a fetcher; settings default to short times and an open loopback."""
+    chosen = FetcherSettings(**{**QUICK, **settings})
+    names = names or Names()
+    store = store or MemoryBlobStore()
+    policy = AddressPolicy(
+        parse_networks(chosen.allowed_networks), parse_networks(chosen.denied_networks)
+    )
+    gate = Gate(chosen, policy, names.resolve)
+    downloader = Downloader(chosen, gate, tls)
+    await downloader.open()
+    pieces = PieceHolder("k3.test.pieces")
+    records = ImageRecords(store, chosen.front_bytes, chosen.max_ttl_s)
+    handler = FetcherHandler(chosen, gate, downloader, records, pieces, "fetcher-test")
+    try:
+        yield Fetcher(handler, gate, names, store, pieces)
+    finally:
+        await downloader.close()
+        names.system.close()

@@ -78,15 +78,18 @@ def running_stack(
         **variables,
     }
     command = [sys.executable, "-m", "k3ctl.main", "up", "--json"]
-    process = subprocess.Popen(
-        [*command, "--checkpoint", str(checkpoint), *arguments],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=die_with_parent(os.getpid()),
-    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    log_path = folder / "up.log"
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--checkpoint", str(checkpoint), *arguments],
+            env=environment, stdout=subprocess.PIPE, stderr=log, text=True,
+            preexec_fn=die_with_parent(os.getpid()),
+        )  # fmt: skip
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
-        assert line, process.stderr.read() if process.stderr else ""
+        assert line, log_path.read_text()
         yield Stack(folder, msgspec.json.decode(line, type=StackState), process)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -95,6 +98,9 @@ def running_stack(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
         process.stdout.close()
 
 

@@ -4,6 +4,8 @@ The two steps are apart because bytes are a quarter as large: they travel and ar
 are made where they are needed. Legend: N patches, C = 3 channels, P = patch_size.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -12,8 +14,8 @@ from k3text.images.config import ProcessorConfig
 from k3text.images.geometry import Geometry
 
 CHANNELS = 3
-CHUNK_PATCHES = 256
-"""Patches normalised at once; the table's indices are eight times as large as the bytes."""
+CHUNK_PATCHES = 128
+"""Patches normalised at once: indices and floats of one channel stay in a core's cache."""
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -26,13 +28,16 @@ def to_patches(picture: Image.Image, geometry: Geometry, patch_size: int) -> Byt
         pixels_NCPP: [N, 3, P, P], uint8, row-major over the padded grid.
     """
     assert picture.mode == "RGB", "patches have three channels"
-    padded = np.zeros((geometry.padded_height, geometry.padded_width, CHANNELS), dtype=np.uint8)
-    padded[: geometry.height, : geometry.width] = np.asarray(picture)
     _, rows, columns = geometry.grid_thw
-    cut = padded.reshape(rows, patch_size, columns, patch_size, CHANNELS)
-    return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3)).reshape(
-        rows * columns, CHANNELS, patch_size, patch_size
-    )
+    # A row of a patch is moved as one item: several times as fast as byte by byte.
+    strip = np.dtype((np.void, patch_size))
+    cut = np.empty((rows, columns, CHANNELS, patch_size), dtype=strip)
+    plane = np.zeros((geometry.padded_height, geometry.padded_width), dtype=np.uint8)
+    for channel, values in enumerate(picture.split()):
+        plane[: geometry.height, : geometry.width] = np.asarray(values)
+        strips = plane.view(strip).reshape(rows, patch_size, columns)
+        cut[:, :, channel] = strips.transpose(0, 2, 1)
+    return cut.view(np.uint8).reshape(rows * columns, CHANNELS, patch_size, patch_size)
 
 
 def normalise(pixels_NCPP: Bytes, config: ProcessorConfig, out: Floats | None = None) -> Floats:  # noqa: N803
@@ -48,22 +53,35 @@ def normalise(pixels_NCPP: Bytes, config: ProcessorConfig, out: Floats | None = 
     """
     if out is None:
         out = np.empty(pixels_NCPP.shape, dtype=np.float32)
-    tables = _tables(config)
-    for start in range(0, pixels_NCPP.shape[0], CHUNK_PATCHES):
+    assert out.flags.c_contiguous, "floats are written through a view"
+    num_patches, _, height, width = pixels_NCPP.shape
+    # Two bytes are looked up at once where their number is even, which halves the work.
+    unit = 2 if height * width % 2 == 0 else 1
+    tables = _tables(config, unit)
+    shape = (num_patches, CHANNELS, height * width)
+    source = np.ascontiguousarray(pixels_NCPP).reshape(shape).view(f"u{unit}")
+    target = out.reshape(shape).view(f"u{4 * unit}")
+    for start in range(0, num_patches, CHUNK_PATCHES):
         chunk = slice(start, start + CHUNK_PATCHES)
         for channel in range(CHANNELS):
-            out[chunk, channel] = tables[channel][pixels_NCPP[chunk, channel]]
+            # Every index is in range; `clip` only saves the check of it.
+            found = np.take(tables[channel], source[chunk, channel], mode="clip")
+            target[chunk, channel] = found
     return out
 
 
-def _tables(config: ProcessorConfig) -> Floats:
-    """The float of each byte: [3, 256].
+@lru_cache(maxsize=8)
+def _tables(config: ProcessorConfig, unit: int) -> tuple[npt.NDArray[np.unsignedinteger], ...]:
+    """The floats of `unit` bytes, as one number of so many times 32 bits, a channel.
 
     Each step is worked out in float64 and kept in float32, as the released NumPy code does.
     """
     bytes_as_floats = (np.arange(256) / 255.0).astype(np.float32)
-    tables = np.empty((CHANNELS, 256), dtype=np.float32)
-    for channel in range(CHANNELS):
-        centred = (bytes_as_floats.astype(np.float64) - config.mean[channel]).astype(np.float32)
-        tables[channel] = centred.astype(np.float64) * (1.0 / config.std[channel])
-    return tables
+    tables: list[npt.NDArray[np.unsignedinteger]] = []
+    for mean, std in zip(config.mean, config.std, strict=True):
+        centred = (bytes_as_floats.astype(np.float64) - mean).astype(np.float32)
+        table = (centred.astype(np.float64) * (1.0 / std)).astype(np.float32)
+        # The order of the bytes in memory, whichever end of a number comes first.
+        index = np.arange(256**unit, dtype=f"u{unit}").view(np.uint8).reshape(-1, unit)
+        tables.append(table[index].view(f"u{4 * unit}").reshape(-1))
+    return tuple(tables)

@@ -13,9 +13,10 @@ from k3_preprocessor.windows import Windows
 from k3core.transfer.base import ObjectStore, TransferEngine
 from k3core.transfer.mooncake import MooncakeStore, MooncakeTransferEngine
 from k3text.images.config import ProcessorConfig, read_processor_config
-from k3text.images.header import ImageLimits
+from k3text.images.header import DEFAULT_MEDIA_TYPES, OPTIONAL_MEDIA_TYPES, ImageLimits
 from k3text.images.sandbox import Sandbox, SandboxConfig
 from k3text.images.sandbox_process import ProcessLimits
+from k3text.images.self_check import check_pixels
 from k3wire import subjects
 from k3wire.blobs.base import BlobStore
 from k3wire.blobs.redis_store import RedisBlobStore
@@ -23,6 +24,7 @@ from k3wire.bus.base import Bus
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import WorkerLoad
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
+from k3wire.service.settings import SettingsError
 
 
 async def run(settings: PreprocessorSettings) -> None:
@@ -97,12 +99,18 @@ async def run_service(
 
 
 def _read_config(settings: PreprocessorSettings) -> ProcessorConfig:
+    check_pixels()
     if not settings.checkpoint:
         return ProcessorConfig()
     return read_processor_config(Path(settings.checkpoint))
 
 
 def _image_limits(settings: PreprocessorSettings) -> ImageLimits:
+    unknown = set(settings.media_types) - DEFAULT_MEDIA_TYPES - OPTIONAL_MEDIA_TYPES
+    if unknown:
+        raise SettingsError(
+            f"K3_PREPROCESSOR_MEDIA_TYPES has formats that no decoder takes: {sorted(unknown)}"
+        )
     return ImageLimits(
         max_bytes=settings.max_image_bytes,
         max_pixels=settings.max_pixels,

@@ -33,19 +33,20 @@ def composite(picture: Image.Image, background: Background | None) -> Image.Imag
     rows = max(1, BAND_PIXELS // width)
     for top in range(0, height, rows):
         band = rgba[top : top + rows]
-        alpha = band[:, :, 3:].astype(np.float32) / np.float32(255)
-        behind = _behind(background, top, band.shape[0], width)
-        blended = alpha * band[:, :, :3] + (1 - alpha) * behind
-        rgb[top : top + rows] = blended.astype(np.uint8)
+        alpha = band[:, :, 3].astype(np.float32) / np.float32(255)
+        shining_through = (1 - alpha) * _behind(background, top, band.shape[0], width)
+        for channel in range(3):
+            # Stored as bytes, so cut off, as the released code does.
+            rgb[top : top + rows, :, channel] = alpha * band[:, :, channel] + shining_through
     return Image.fromarray(rgb)
 
 
 def _behind(background: Background, top: int, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Rows of the background, grey: [height, width, 1], or one value for a flat one."""
+    """Rows of the background, grey: [height, width], or one value for a flat one."""
     if background.pattern != "chessboard":
-        return np.full((1, 1, 1), _FLAT[background.pattern], dtype=np.uint8)
-    y = np.arange(top, top + height)[:, None, None] // background.square_size
-    x = np.arange(width)[None, :, None] // background.square_size
+        return np.full((1, 1), _FLAT[background.pattern], dtype=np.uint8)
+    y = np.arange(top, top + height)[:, None] // background.square_size
+    x = np.arange(width)[None, :] // background.square_size
     is_first_kind = (y + x) % 2 == 0
     is_bright = is_first_kind == background.is_white_top_left
     values = np.array([background.gray_value, background.white_value], dtype=np.uint8)

@@ -1,0 +1,21 @@
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from k3text.images.self_check import SelfCheckError, check_pixels
+
+
+def test_this_installation_makes_the_released_pixels() -> None:
+    check_pixels()
+
+
+def test_another_resampler_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    resize = Image.Image.resize
+
+    def sharper(picture: Image.Image, size: tuple[int, int], _: int, *rest: Any) -> Image.Image:
+        return resize(picture, size, Image.Resampling.LANCZOS, *rest)
+
+    monkeypatch.setattr(Image.Image, "resize", sharper)
+    with pytest.raises(SelfCheckError):
+        check_pixels()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from k3ctl.stack import infrastructure as infra
 from k3ctl.stack.child import Child
 from k3ctl.stack.plan import SERVICES, Endpoints, StackPlan
-from k3ctl.stack.state import ProcessState, StackState, write_state
+from k3ctl.stack.state import ProcessState, StackState, is_running, write_state
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import Heartbeat
 from k3wire.service.directory import Directory
@@ -242,5 +242,6 @@ def _describe(child: Child) -> ProcessState:
 
 
 def _why_down(child: Child) -> str:
-    ended = "is not ready" if child.pid else f"ended with exit code {child.exit_code}"
-    return f"{child.name} {ended}; the end of {child.log_path}:\n{child.log_tail()}"
+    code = "" if child.exit_code is None else f" with exit code {child.exit_code}"
+    state = "is not ready" if is_running(child.pid) else f"ended{code}"
+    return f"{child.name} {state}; the end of {child.log_path}:\n{child.log_tail()}"

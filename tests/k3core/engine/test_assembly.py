@@ -7,7 +7,7 @@ from support.golden_model import MICRO_A, golden, micro_model
 
 from k3core.engine.assembly import ModelOptions, model_engine
 from k3core.engine.parts import EngineParts, EngineSizes
-from k3core.engine.words import EngineRequest
+from k3core.engine.words import EngineEvent, EngineRequest
 from k3core.scheduler.request import ImageSpan, Request
 from k3core.scheduler.scheduler import Role
 from k3wire.messages.sampling import SamplingParams
@@ -39,7 +39,9 @@ def run(parts: EngineParts, requests: list[EngineRequest]) -> dict[str, list[int
     for _ in range(10_000):
         if parts.core.is_quiescent:
             return tokens
-        for event in parts.core.step().events:
+        events: list[EngineEvent] = []
+        parts.core.step(events.extend)
+        for event in events:
             assert event.error is None
             tokens[event.key] += event.token_ids
     raise AssertionError("the engine did not end")
@@ -89,7 +91,7 @@ def test_warm_caches_and_company_change_no_greedy_answer() -> None:
         ]
         together = run(parts, group)
         assert [together[request.key] for request in group] == alone[start : start + 8]
-    parts.core.step()
+    parts.core.step(lambda events: None)
     assert parts.core.load.num_free_pages == parts.core.load.num_pages
 
 
@@ -132,9 +134,9 @@ def test_pictures_reach_the_model_through_provided_memory_in_any_chunking() -> N
         for index, name in enumerate(names):
             data = golden().recorded[name].contiguous().view(torch.uint8).numpy().data
             parts.core.provide_image("r", index, data)
-        events = []
+        events: list[EngineEvent] = []
         while not events or events[-1].kind != "prefilled":
-            events += parts.core.step().events
+            parts.core.step(events.extend)
         assert events[-1].token_ids == (expected,)
 
 
@@ -143,9 +145,9 @@ def test_a_decode_engine_continues_from_copied_pages() -> None:
     (prompt,) = prompts(1, seed=8)
     expected = run(build(), [as_request("r", prompt, greedy(5))])["r"]
     prefill.core.add(EngineRequest(Request("r", array("i", prompt), 1), greedy(5)))
-    events = []
+    events: list[EngineEvent] = []
     while not events or events[-1].kind != "prefilled":
-        events += prefill.core.step().events
+        prefill.core.step(events.extend)
     hand_off = events[-1].hand_off
     reservation = decode.core.reserve(as_request("r", prompt, greedy(5)))
     assert hand_off is not None
@@ -159,9 +161,10 @@ def test_a_decode_engine_continues_from_copied_pages() -> None:
     prefill.core.release("r")
     assert decode.core.adopt("r", hand_off.first_token)
     tokens = [hand_off.first_token]
+    events.clear()
     while not decode.core.is_quiescent:
-        tokens += [token for event in decode.core.step().events for token in event.token_ids]
-    assert tokens == expected
+        decode.core.step(events.extend)
+    assert [*tokens, *(token for event in events for token in event.token_ids)] == expected
 
 
 def copy_pages(

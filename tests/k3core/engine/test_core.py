@@ -62,9 +62,7 @@ class Bench:
         """Steps until the engine wants to sleep."""
         events: list[EngineEvent] = []
         for _ in range(1000):
-            outcome = self.core.step()
-            events += outcome.events
-            if outcome.wake_at_s != 0.0:
+            if self.core.step(events.extend) != 0.0:
                 return events
         raise AssertionError("the engine never rests")
 
@@ -155,7 +153,7 @@ def test_one_slow_request_never_holds_another() -> None:
 def test_an_engine_that_holds_a_request_says_when_to_wake_it() -> None:
     bench = Bench(lines=(ScriptLine("", (1,), 5.0, 0.0, 1),))
     bench.core.add(request())
-    assert bench.core.step().wake_at_s == pytest.approx(105.0)
+    assert bench.core.step(lambda events: None) == pytest.approx(105.0)
 
 
 def test_the_second_equal_prompt_is_served_from_the_cache_with_the_same_answer() -> None:
@@ -177,7 +175,7 @@ def test_abort_in_any_state_frees_every_page_and_says_nothing_more(num_steps: in
     free = bench.core.load.num_free_pages
     bench.core.add(request(prompt=[5] * 40 + [0]))
     for _ in range(num_steps):
-        bench.core.step()
+        bench.core.step(lambda events: None)
     assert bench.core.abort("r")
     assert not bench.core.abort("r")
     assert bench.run() == []
@@ -262,10 +260,10 @@ def test_a_reservation_that_does_not_fit_now_is_none_and_changes_nothing() -> No
     bench = Bench(role="decode")
     big = [5] * (UNIT * bench.layout.page_units * (NUM_PAGES - 4))
     assert bench.core.reserve(request("a", prompt=big)) is not None
-    bench.core.step()
+    bench.core.step(lambda events: None)
     before = bench.core.load
     assert bench.core.reserve(request("b", prompt=[6] * len(big))) is None
-    bench.core.step()
+    bench.core.step(lambda events: None)
     assert bench.core.load == before
     bench.core.abort("a")
     assert bench.core.reserve(request("b", prompt=[6] * len(big))) is not None
@@ -344,3 +342,12 @@ def test_an_answer_that_outgrows_the_cache_ends_with_length() -> None:
     assert events[-1].finish_reason == "length"
     assert 0 < len(tokens_of(events)) < 400
     assert bench.core.is_quiescent
+
+
+def test_pictures_are_asked_for_before_the_pass_that_computes_the_text() -> None:
+    bench = Bench(role="prefill", waits_for_embeddings=True)
+    images = (ImageSpan(26, 4, b"b" * 32),)
+    bench.core.add(request(prompt=[5] * 32 + [0], images=images))
+    told: list[list[str]] = []
+    bench.core.step(lambda events: told.append([event.kind for event in events]))
+    assert told == [["admitted"], ["progress"]]

@@ -73,7 +73,9 @@ class Trace:
 
     def step(self, seconds: float) -> None:
         self.now_s += seconds
-        for event in self.core.step().events:
+        events: list[EngineEvent] = []
+        self.core.step(events.extend)
+        for event in events:
             assert event.key not in self.gone, "an event of a request that was let go"
             assert event.key not in self.ended or event.kind == "admitted"
             if event.token_ids:

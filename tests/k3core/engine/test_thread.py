@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from k3core.engine.thread import EngineThread, StepOutcome
+from k3core.engine.thread import EngineThread
 from k3wire.errors import InternalError, InvalidRequest, ShuttingDown
 
 WAIT_S = 5.0
+
+Tell = Callable[[tuple[str, ...]], None]
+
+
+def saying(tell: Tell, wake_at_s: float | None, *words: tuple[str, ...]) -> float | None:
+    for word in words:
+        tell(word)
+    return wake_at_s
 
 
 class Toy:
@@ -20,18 +28,16 @@ class Toy:
         self.closed = 0
         self.steps = 0
         self.open_error: Exception | None = None
-        self.script: list[Callable[[], StepOutcome[str]]] = []
+        self.script: list[Callable[[Tell], float | None]] = []
 
     def open(self) -> None:
         self.opened_on = threading.get_ident()
         if self.open_error is not None:
             raise self.open_error
 
-    def step(self) -> StepOutcome[str]:
+    def step(self, tell: Tell) -> float | None:
         self.steps += 1
-        if self.script:
-            return self.script.pop(0)()
-        return StepOutcome(events=(), wake_at_s=None)
+        return self.script.pop(0)(tell) if self.script else None
 
     def close(self) -> None:
         self.closed += 1
@@ -85,12 +91,13 @@ def test_a_core_that_cannot_open_fails_the_start_with_our_error() -> None:
 def test_events_of_a_step_reach_the_loop_together_and_in_order() -> None:
     async def test(toy: Toy, engine: EngineThread[str], heard: Heard) -> None:
         toy.script = [
-            lambda: StepOutcome(("a", "b"), 0.0),
-            lambda: StepOutcome(("c",), None),
+            lambda tell: saying(tell, 0.0, ("a", "b"), ("c",)),
+            lambda tell: saying(tell, None, ("d",)),
         ]
         await engine.start()
         assert await heard.events.get() == ("a", "b")
         assert await heard.events.get() == ("c",)
+        assert await heard.events.get() == ("d",)
 
     with_engine(test)
 
@@ -108,8 +115,8 @@ def test_an_idle_engine_sleeps_until_work_arrives() -> None:
 def test_a_timed_wake_takes_the_next_step_by_itself() -> None:
     async def test(toy: Toy, engine: EngineThread[str], heard: Heard) -> None:
         toy.script = [
-            lambda: StepOutcome((), time.monotonic() + 0.01),
-            lambda: StepOutcome(("woken",), None),
+            lambda tell: time.monotonic() + 0.01,
+            lambda tell: saying(tell, None, ("woken",)),
         ]
         await engine.start()
         assert await heard.events.get() == ("woken",)
@@ -132,7 +139,7 @@ def test_an_error_of_a_call_is_its_callers_and_the_engine_goes_on() -> None:
 
 def test_a_failing_step_takes_the_engine_down_and_is_heard_once() -> None:
     async def test(toy: Toy, engine: EngineThread[str], heard: Heard) -> None:
-        def fail() -> StepOutcome[str]:
+        def fail(tell: Tell) -> float | None:
             raise ZeroDivisionError
 
         toy.script = [fail]
@@ -153,9 +160,9 @@ def test_close_answers_calls_that_still_wait_and_is_safe_twice() -> None:
     async def test(toy: Toy, engine: EngineThread[str], heard: Heard) -> None:
         gate = threading.Event()
 
-        def hold() -> StepOutcome[str]:
+        def hold(tell: Tell) -> float | None:
             gate.wait(WAIT_S)
-            return StepOutcome((), None)
+            return None
 
         toy.script = [hold]
         await engine.start()

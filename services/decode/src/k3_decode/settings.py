@@ -37,7 +37,7 @@ class DecodeSettings(CommonSettings, frozen=True, kw_only=True):
     ] = 0
     arena_bytes: Annotated[
         int, Setting("K3_DECODE_ARENA", "Memory for pages of rows and states.", "bytes")
-    ] = 256 * 1024 * 1024
+    ] = 128 * 1024 * 1024
     unit_tokens: Annotated[
         int,
         Setting(

@@ -120,7 +120,7 @@ class Journey:
         that has seen a token can no longer try elsewhere.
         """
         if event.kind == "admitted":
-            self._admitted_ns = time.perf_counter_ns()
+            self._admitted_ns = event.at_ns
             self._cached = event
         elif event.kind == "prefilled":
             self._release_embeddings()

@@ -37,10 +37,10 @@ class PrefillSettings(CommonSettings, frozen=True, kw_only=True):
     ] = 0
     arena_bytes: Annotated[
         int, Setting("K3_PREFILL_ARENA", "Memory for pages of rows and states.", "bytes")
-    ] = 256 * 1024 * 1024
+    ] = 128 * 1024 * 1024
     embedding_bytes: Annotated[
         int, Setting("K3_PREFILL_EMBEDDINGS", "Memory for image embeddings in use.", "bytes")
-    ] = 64 * 1024 * 1024
+    ] = 32 * 1024 * 1024
     unit_tokens: Annotated[
         int,
         Setting(

@@ -14,12 +14,12 @@ The class runs on the engine's thread only; see `k3core.engine.thread`.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from k3core.cache.spec import CacheError
 from k3core.engine.finish import finish_reason
+from k3core.engine.live import LiveRequest, Meter
 from k3core.engine.runner import ModelRunner
-from k3core.engine.thread import StepOutcome
 from k3core.engine.words import (
     Adoption,
     EngineEvent,
@@ -33,43 +33,7 @@ from k3core.scheduler.scheduler import Scheduler
 from k3wire.errors import ContextLengthExceeded, InvalidRequest, K3Error
 from k3wire.messages.sampling import FinishReason
 
-_RATE_WEIGHT = 0.2
-"""Share of the newest step in the measured rate; about five steps decide."""
-
-_LOAD_INTERVAL_S = 0.02
-
 _TOO_LONG = "The prompt does not fit into this server's cache. Send a shorter prompt."
-
-
-@dataclass(slots=True)
-class _Live:
-    """One request while the engine knows it.
-
-    Attributes:
-        request: as added.
-        position: output position of the next token.
-        num_computed: prompt tokens in place.
-        num_told_units: units of the prompt that `progress` events have named.
-        is_admitted: its prefix was looked up.
-        is_held: prefilled, pages held for a hand-off.
-        state_pages: where a reserved request's state arrives; empty otherwise.
-        unsent: tokens waiting to reach the stream together.
-        provided_images: indices of images that arrived.
-    """
-
-    request: EngineRequest
-    position: int
-    num_computed: int = 0
-    num_told_units: int = 0
-    is_admitted: bool = False
-    is_held: bool = False
-    state_pages: tuple[int, ...] = ()
-    unsent: list[int] = field(default_factory=list[int])
-    provided_images: set[int] = field(default_factory=set[int])
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.request.tokens)
 
 
 class EngineCore:
@@ -85,22 +49,25 @@ class EngineCore:
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._waiting: list[str] = []
         self._on_hold: set[str] = set()
         self._events: list[EngineEvent] = []
-        self._tokens_per_s = 0.0
-        self._load_until_s = 0.0
-        self.load = EngineLoad()
+        self._meter = Meter(scheduler.config.role, scheduler.cache)
 
     def open(self) -> None:
         """Opens the runner."""
         self._runner.open()
-        self._publish_load()
+        self._meter.publish(self._live.values(), self._clock(), is_idle=True)
 
     def close(self) -> None:
         """Closes the runner."""
         self._runner.close()
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine is; may be read from any thread."""
+        return self._meter.load
 
     @property
     def is_quiescent(self) -> bool:
@@ -133,7 +100,7 @@ class EngineCore:
         if refusal is not None:
             self._runner.forget(request.key)
             raise ContextLengthExceeded(_TOO_LONG)
-        self._live[request.key] = _Live(request, position=request.num_emitted_tokens)
+        self._live[request.key] = LiveRequest(request, position=request.num_emitted_tokens)
         self._waiting.append(request.key)
         if is_on_hold:
             self._on_hold.add(request.key)
@@ -150,7 +117,7 @@ class EngineCore:
         except CacheError as error:
             raise ContextLengthExceeded(_TOO_LONG) from error
         if reservation is not None:
-            live = _Live(request, position=request.num_emitted_tokens, is_admitted=True)
+            live = LiveRequest(request, position=request.num_emitted_tokens, is_admitted=True)
             live.num_computed = live.num_prompt_tokens
             live.state_pages = reservation.state_pages
             self._live[request.key] = live
@@ -201,8 +168,12 @@ class EngineCore:
         self._let_go(key)
         return True
 
-    def step(self) -> StepOutcome[EngineEvent]:
-        """Plans, runs and commits one step, if there is anything to run."""
+    def step(self, tell: Callable[[tuple[EngineEvent, ...]], None]) -> float | None:
+        """Plans, runs and commits one step, if there is anything to run; see `thread.Core.step`.
+
+        What the prefix cache gave new requests is told before the pass, so that their pictures
+        are fetched while the text before them is computed.
+        """
         now_s = self._clock()
         held = self._runner.held(now_s)
         for key in [key for key in self._on_hold if key not in held]:
@@ -210,6 +181,7 @@ class EngineCore:
             self._scheduler.let_go(key)
         plan = self._scheduler.schedule(held.keys())
         self._announce_admissions()
+        self._hand_over_events(tell)
         if plan.rows:
             self._run(plan, now_s)
         else:
@@ -217,13 +189,14 @@ class EngineCore:
                 # Admitted without a row yet (a picture is missing): its copies happen all the same.
                 self._runner.execute(plan)
             self._end_outgrown(plan.events)
-        if not plan.rows or now_s >= self._load_until_s:
-            # While it is busy the figures are read ten times a second, and steps can be thousands.
-            self._load_until_s = now_s + _LOAD_INTERVAL_S
-            self._publish_load()
-        events, self._events = tuple(self._events), []
-        wake_at_s = 0.0 if plan.rows else min(held.values(), default=None)
-        return StepOutcome(events, wake_at_s)
+        self._meter.publish(self._live.values(), now_s, is_idle=not plan.rows)
+        self._hand_over_events(tell)
+        return 0.0 if plan.rows else min(held.values(), default=None)
+
+    def _hand_over_events(self, tell: Callable[[tuple[EngineEvent, ...]], None]) -> None:
+        if self._events:
+            events, self._events = tuple(self._events), []
+            tell(events)
 
     def _run(self, plan: StepPlan, now_s: float) -> None:
         try:
@@ -239,7 +212,7 @@ class EngineCore:
             for result, ending in zip(results, endings, strict=True)
         ]
         events = self._scheduler.commit(plan, judged)
-        self._measure(plan, self._clock() - now_s)
+        self._meter.measure(plan, self._clock() - now_s)
         for row, result, ending in zip(plan.rows, judged, endings, strict=True):
             self._tell(row, result, ending)
         self._end_outgrown(events)
@@ -277,7 +250,7 @@ class EngineCore:
         elif len(live.unsent) >= self._runner.frame_tokens(key):
             self._send_tokens(live, "tokens", None)
 
-    def _tell_progress(self, live: _Live, row: RowPlan) -> None:
+    def _tell_progress(self, live: LiveRequest, row: RowPlan) -> None:
         """Names the units that this chunk completed, unless the hand-off is about to."""
         live.num_computed = row.start + row.length
         if row.wants_logits or self._scheduler.config.role != "prefill":
@@ -297,7 +270,7 @@ class EngineCore:
 
     def _send_tokens(
         self,
-        live: _Live,
+        live: LiveRequest,
         kind: EventKind,
         ending: FinishReason | None,
         hand_off: HandOff | None = None,
@@ -332,7 +305,11 @@ class EngineCore:
                 for index, image in enumerate(live.request.request.images)
                 if image.offset + image.count > live.num_computed
             )
-            self._events.append(EngineEvent(kind="admitted", key=key, usage=usage, images=needed))
+            self._events.append(
+                EngineEvent(
+                    "admitted", key, usage=usage, images=needed, at_ns=time.perf_counter_ns()
+                )
+            )
         self._waiting = still_waiting
 
     def _fail(self, key: str, error: K3Error) -> None:
@@ -370,27 +347,3 @@ class EngineCore:
                 self._events.append(
                     EngineEvent("admitted", row.request_id, usage=usage, images=missing)
                 )
-
-    def _measure(self, plan: StepPlan, seconds: float) -> None:
-        """Follows the rate of the role's own work: prompt tokens, or output tokens."""
-        is_decode = self._scheduler.config.role == "decode"
-        num_tokens = sum(row.length for row in plan.rows if row.is_decode == is_decode)
-        if not num_tokens or seconds <= 0.0:
-            return
-        rate = num_tokens / seconds
-        known = self._tokens_per_s
-        self._tokens_per_s = known + _RATE_WEIGHT * (rate - known) if known else rate
-
-    def _publish_load(self) -> None:
-        """Replaces the figures that the loop reads; one assignment, so it needs no lock."""
-        live = self._live.values()
-        num_waiting = sum(not each.is_admitted for each in live)
-        cache = self._scheduler.cache
-        self.load = EngineLoad(
-            num_running=len(self._live) - num_waiting,
-            num_waiting=num_waiting,
-            num_queued_tokens=sum(each.num_prompt_tokens - each.num_computed for each in live),
-            num_free_pages=cache.reclaimable_pages() + cache.states.num_idle_pages,
-            num_pages=cache.config.num_pages,
-            tokens_per_s=self._tokens_per_s,
-        )

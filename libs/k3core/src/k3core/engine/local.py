@@ -14,7 +14,7 @@ import torch
 
 from k3core.engine.assembly import DTYPES, ModelOptions, model_engine
 from k3core.engine.parts import EngineSizes
-from k3core.engine.words import EngineRequest
+from k3core.engine.words import EngineEvent, EngineRequest
 from k3core.model.vision import VisionModel
 from k3core.scheduler.plan import Usage
 from k3core.scheduler.request import ImageSpan, Request
@@ -127,15 +127,17 @@ class LocalEngine:
         tokens: dict[str, list[int]] = {key: [] for key in order}
         usage: dict[str, Usage] = {}
         ends: dict[str, FinishReason] = {}
+        heard: list[EngineEvent] = []
         while not core.is_quiescent:
-            for event in core.step().events:
-                if event.error is not None:
-                    raise event.error
-                tokens[event.key].extend(event.token_ids)
-                if event.usage is not None:
-                    usage[event.key] = event.usage
-                if event.finish_reason is not None:
-                    ends[event.key] = event.finish_reason
+            core.step(heard.extend)
+        for event in heard:
+            if event.error is not None:
+                raise event.error
+            tokens[event.key].extend(event.token_ids)
+            if event.usage is not None:
+                usage[event.key] = event.usage
+            if event.finish_reason is not None:
+                ends[event.key] = event.finish_reason
         return [LocalAnswer(tuple(tokens[key]), ends[key], usage[key]) for key in order]
 
     def _engine_request(self, key: str, request: LocalRequest) -> EngineRequest:

@@ -1,8 +1,8 @@
 """The border between a worker's event loop and its engine: one thread, two one-way streets.
 
 The loop never computes and the engine never awaits. Work crosses to the engine as callables in
-an inbox that the thread empties between two steps; words cross back as one hand-over of events
-for each step, run on the loop by `call_soon_threadsafe`. Everything that a core owns (scheduler,
+an inbox that the thread empties between two steps; words cross back as few hand-overs of events
+in each step, run on the loop by `call_soon_threadsafe`. Everything that a core owns (scheduler,
 cache index, runner) is touched by its thread only, so none of it needs a lock.
 
 What always holds: `start` returns when the core is open; a core that fails takes no more steps,
@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from k3wire.errors import InternalError, K3Error, ShuttingDown, SlowDown
@@ -23,35 +22,31 @@ from k3wire.errors import InternalError, K3Error, ShuttingDown, SlowDown
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
 T = TypeVar("T")
 
 MAX_INBOX = 4096
 """Calls that may wait for the engine; one more is refused. Far above any admission limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome(Generic[E]):
-    """What one step left behind.
-
-    Attributes:
-        events: for the loop, in order.
-        wake_at_s: `time.monotonic()` value at which the next step is worth taking: 0.0 for at
-            once, None for not before new work comes in.
-    """
-
-    events: tuple[E, ...]
-    wake_at_s: float | None
-
-
-class Core(Protocol[E]):
+class Core(Protocol[E_co]):
     """What runs on the thread. Implementations: `core.EngineCore`, and a toy in the tests."""
 
     def open(self) -> None:
         """Loads and warms up; runs once, first, on the thread."""
         ...
 
-    def step(self) -> StepOutcome[E]:
-        """Does one step of work, or none if there is none."""
+    def step(self, tell: Callable[[tuple[E_co, ...]], None]) -> float | None:
+        """Does one step of work, or none if there is none.
+
+        Args:
+            tell: hands events to the loop, in order; what the loop should act on while the step
+                still computes is told before that.
+
+        Returns:
+            `time.monotonic()` value at which the next step is worth taking: 0.0 for at once, None
+            for not before new work comes in.
+        """
         ...
 
     def close(self) -> None:
@@ -178,10 +173,7 @@ class EngineThread(Generic[E]):
                 work()
             if self._is_closing:
                 return
-            outcome = self._core.step()
-            if outcome.events:
-                self._tell(self._on_events, outcome.events)
-            wake_at_s = outcome.wake_at_s
+            wake_at_s = self._core.step(self._tell_events)
 
     def _take(self, wake_at_s: float | None) -> list[Callable[[], object]]:
         """Waits until there is something to do and empties the inbox."""
@@ -210,6 +202,9 @@ class EngineThread(Generic[E]):
             self._core.close()
         except Exception:
             logger.exception("engine did not close cleanly")
+
+    def _tell_events(self, events: tuple[E, ...]) -> None:
+        self._tell(self._on_events, events)
 
     def _tell(self, function: Callable[..., None], *arguments: object) -> None:
         loop = self._loop

@@ -58,6 +58,7 @@ class EngineEvent:
         units: unit ids in order of tokens.
         hand_off: pinned pages; its job's name is the key.
         error: of our tree.
+        at_ns: of `admitted`, when that was, by `time.perf_counter_ns`.
     """
 
     kind: EventKind
@@ -70,6 +71,7 @@ class EngineEvent:
     units: tuple[int, ...] = ()
     hand_off: HandOff | None = None
     error: K3Error | None = None
+    at_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

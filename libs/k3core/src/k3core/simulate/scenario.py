@@ -273,7 +273,6 @@ class ScenarioRunner:
 
     def _pool(self) -> dict[str, Json]:
         cache, groups = self.cache, self.cache.states.groups
-        idle_slots = sum(not each.pins for each in cache.states.sealed.values())
         free_slots = cache.pool.free_state_pages() // groups
         stats = cache.stats
         embeddings = self.scheduler.embeddings
@@ -281,7 +280,8 @@ class ScenarioRunner:
             "free_pages": cache.pool.free_rows(),
             "free_slots": free_slots,
             "reclaimable_pages": cache.reclaimable_pages(),
-            "reclaimable_slots": free_slots + idle_slots,
+            "reclaimable_slots": (cache.pool.free_state_pages() + cache.states.num_idle_pages)
+            // groups,
             "referenced": cache.paged.num_referenced_pages(),
             "leaked": leaked_pages(cache),
             "sealed": {name: self._sealed_on(track) for name, track in self.tracks.items()},

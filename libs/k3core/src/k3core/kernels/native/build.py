@@ -32,13 +32,14 @@ BASE_FLAGS = (
     "-O3",
     "-std=gnu11",
     "-fPIC",
+    "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",
     "-fvisibility=hidden",
 )
 # Tried in order until one compiles; every one gives a right library, later ones a slower.
-OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
+OPTIONAL_FLAGS: tuple[tuple[str, ...], ...] = (("-march=native",), ())
 COMPILE_TIMEOUT_S = 120.0
 
 
@@ -164,8 +165,7 @@ def _compile(library: Path, flags: Sequence[str], toolchain: Toolchain) -> str |
         if failure is not None:
             return failure
         linked = Path(folder) / "linked.so"
-        openmp = [flag for flag in flags if flag == "-fopenmp"]
-        link = [toolchain.compiler, "-shared", *openmp, "-o", str(linked), *map(str, objects)]
+        link = [toolchain.compiler, "-shared", "-pthread", "-o", str(linked), *map(str, objects)]
         failure = _run_together([[*link, "-lm"]])
         if failure is None:
             os.replace(linked, library)

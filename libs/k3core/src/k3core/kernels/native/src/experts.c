@@ -175,48 +175,66 @@ static void add_shares(const expert_args *a, const slab *s, long from, long t, f
 
 static long columns_tasks(long n) { return (n + COLUMNS - 1) / COLUMNS; }
 
-static int run_slab(const expert_args *a, slab *s, long from) {
-  int failed = 0;
-  sort_slots(a, s, from);
-  long middle_tasks = columns_tasks(a->F), result_tasks = columns_tasks(a->L);
-  long widest = a->L > a->F ? a->L : a->F;
-#pragma omp parallel num_threads(k3_threads) reduction(| : failed)
-  {
-    long rows = s->T * a->k;
-    float *memory = scratch_floats((size_t)(DOT_MAX_W * widest + rows * 2 * COLUMNS + a->L));
-    const float **x = malloc((size_t)rows * sizeof(*x));
-    failed = memory == NULL || x == NULL;
-    float *wide = memory, *both = memory + DOT_MAX_W * widest;
-#pragma omp for schedule(static)
-    for (long t = 0; t < s->T; t++) {
-      if (failed) continue;
-      float *to = s->x + t * a->L;
-      if (a->w_type != K3_MXFP4) {
-        load_row(to, a->x, (from + t) * a->x_row, a->x_type, a->L);
-      } else {
-        load_row(wide, a->x, (from + t) * a->x_row, a->x_type, a->L);
-        store_split(to, wide, a->L);
-      }
-    }
-#pragma omp for schedule(dynamic, 1)
-    for (long task = 0; task < s->num_active * middle_tasks; task++) {
-      if (failed) continue;
-      long f = task % middle_tasks * COLUMNS, n = a->F - f < COLUMNS ? a->F - f : COLUMNS;
-      run_middle(a, s, s->active[task / middle_tasks], f, n, wide, both, x);
-    }
-#pragma omp for schedule(dynamic, 1)
-    for (long task = 0; task < s->num_active * result_tasks; task++) {
-      if (failed) continue;
-      long c = task % result_tasks * COLUMNS, n = a->L - c < COLUMNS ? a->L - c : COLUMNS;
-      run_result(a, s, s->active[task / result_tasks], c, n, wide, x);
-    }
-#pragma omp for schedule(static)
-    for (long t = 0; t < s->T; t++)
-      if (!failed) add_shares(a, s, from, t, wide);
-    free(memory);
-    free(x);
+typedef struct {
+  const expert_args *a;
+  slab *s;
+  long from, most_rows; /* first token of the slab; rows of the busiest expert */
+} slab_job;
+
+/* Scratch: pointers to the rows of one expert (two floats each), then room for their gate and
+ * up columns, then DOT_MAX_W weight rows. */
+static size_t job_floats(const slab_job *job) {
+  long widest = job->a->L > job->a->F ? job->a->L : job->a->F;
+  return (size_t)(job->most_rows * (2 + 2 * COLUMNS) + DOT_MAX_W * widest);
+}
+
+static void load_task(const void *context, long t, float *scratch) {
+  const slab_job *job = context;
+  const expert_args *a = job->a;
+  float *to = job->s->x + t * a->L;
+  if (a->w_type != K3_MXFP4) {
+    load_row(to, a->x, (job->from + t) * a->x_row, a->x_type, a->L);
+  } else {
+    load_row(scratch, a->x, (job->from + t) * a->x_row, a->x_type, a->L);
+    store_split(to, scratch, a->L);
   }
-  return failed;
+}
+
+static void middle_task(const void *context, long task, float *scratch) {
+  const slab_job *job = context;
+  const expert_args *a = job->a;
+  long tasks = columns_tasks(a->F), f = task % tasks * COLUMNS;
+  float *both = scratch + 2 * job->most_rows;
+  run_middle(a, job->s, job->s->active[task / tasks], f, a->F - f < COLUMNS ? a->F - f : COLUMNS,
+             both + job->most_rows * 2 * COLUMNS, both, (const float **)scratch);
+}
+
+static void result_task(const void *context, long task, float *scratch) {
+  const slab_job *job = context;
+  const expert_args *a = job->a;
+  long tasks = columns_tasks(a->L), c = task % tasks * COLUMNS;
+  run_result(a, job->s, job->s->active[task / tasks], c, a->L - c < COLUMNS ? a->L - c : COLUMNS,
+             scratch + 2 * job->most_rows, (const float **)scratch);
+}
+
+static void share_task(const void *context, long t, float *scratch) {
+  const slab_job *job = context;
+  add_shares(job->a, job->s, job->from, t, scratch);
+}
+
+static int run_slab(const expert_args *a, slab *s, long from) {
+  slab_job job = {a, s, from, 0};
+  sort_slots(a, s, from);
+  for (long e = 0; e < a->E; e++) {
+    long rows = s->first[e + 1] - s->first[e];
+    job.most_rows = rows > job.most_rows ? rows : job.most_rows;
+  }
+  int few = s->T < 8, small = s->T * a->k * a->F * a->L < 65536;
+  size_t scratch = job_floats(&job);
+  return k3_run(s->T, few, scratch, load_task, &job) ||
+         k3_run(s->num_active * columns_tasks(a->F), small, scratch, middle_task, &job) ||
+         k3_run(s->num_active * columns_tasks(a->L), small, scratch, result_task, &job) ||
+         k3_run(s->T, few, scratch, share_task, &job);
 }
 
 K3_API int k3_experts(const expert_args *a) {

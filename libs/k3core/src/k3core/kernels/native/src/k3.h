@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "threads.h"
+
 #ifdef __AVX__
 #include <immintrin.h>
 #endif
@@ -27,9 +29,6 @@ typedef float v8f_any __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* Element types of tensors that may be float32 or bfloat16. */
 enum { K3_F32 = 0, K3_BF16 = 1 };
-
-/* Threads that parallel regions use; set by the caller, see threads.c. */
-extern int k3_threads;
 
 K3_INLINE v8f v_load(const float *p) { return *(const v8f_any *)p; }
 K3_INLINE void v_store(float *p, v8f x) { *(v8f_any *)p = x; }

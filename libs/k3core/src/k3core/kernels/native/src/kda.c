@@ -7,10 +7,6 @@
  */
 #include "kda.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 typedef struct {
   /* qkv rows of 2HK + HV channels; gate [T, H, K]; beta [T, H]; strides in elements. */
   const void *qkv, *gate, *beta;
@@ -34,7 +30,7 @@ typedef struct {
 /* Scratch of one thread. raw [W - 1 + block, C], taps [W, C], mixed [C] with
  * C = 2 Kp + Vp channels of one head: q | k | v, each padded. */
 typedef struct {
-  float *memory, *raw, *taps, *mixed, *gate, *decay, *bias, *S;
+  float *raw, *taps, *mixed, *gate, *decay, *bias, *S;
   kda_block block;
   long head; /* whose weights lie in taps, bias and rate, or -1 */
   float rate;
@@ -42,18 +38,19 @@ typedef struct {
 
 static long channels(kda_dims d) { return 2 * d.Kp + d.Vp; }
 
-static kda_scratch make_scratch(const kda_args *a, kda_dims d) {
-  size_t C = (size_t)channels(d);
-  size_t floats = (size_t)(2 * a->W + KDA_BLOCK) * C + 3 * (size_t)d.Kp + kda_block_floats(d) +
-                  (size_t)(d.K * d.Vp);
+static size_t scratch_size(const kda_args *a, kda_dims d) {
+  return (size_t)((2 * a->W + KDA_BLOCK) * channels(d) + 3 * d.Kp + d.K * d.Vp) +
+         kda_block_floats(d);
+}
+
+static kda_scratch carve_scratch(const kda_args *a, float *memory, kda_dims d) {
+  long C = channels(d);
   kda_scratch s;
-  s.memory = scratch_floats(floats);
-  if (!s.memory) return s;
-  memset(s.memory, 0, floats * sizeof(float));
-  s.S = s.memory;
+  if (d.Kp != d.K || d.Vp != d.V) memset(memory, 0, scratch_size(a, d) * sizeof(float));
+  s.S = memory;
   s.raw = s.S + d.K * d.Vp;
-  s.taps = s.raw + (size_t)(a->W - 1 + KDA_BLOCK) * C;
-  s.mixed = s.taps + (size_t)a->W * C;
+  s.taps = s.raw + (a->W - 1 + KDA_BLOCK) * C;
+  s.mixed = s.taps + a->W * C;
   s.gate = s.mixed + C;
   s.decay = s.gate + d.Kp;
   s.bias = s.decay + d.Kp;
@@ -230,30 +227,35 @@ static void run_step(kda_scratch *s, const kda_args *a, long sequence, long h, k
                    s->raw + (w + 1) * C, a, h, d);
 }
 
-/* Returns 0, or 1 if scratch memory could not be had (nothing is then promised). */
-K3_API int k3_kda(const kda_args *a) {
-  kda_dims d = kda_make_dims(a->K, a->V);
-  long tasks = a->num_sequences * a->H;
-  /* Single steps are short and alike: hand out several at a time. */
-  int steps = a->starts[a->num_sequences] == a->num_sequences;
-  long grain = steps ? 1 + tasks / (4 * k3_threads) : 1;
-  int whole = d.K % LANES == 0 && d.V % LANES == 0, failed = 0;
-#pragma omp parallel num_threads(k3_threads) if (tasks > 1) reduction(| : failed)
-  {
-    kda_scratch s = make_scratch(a, d);
-    failed = s.memory == NULL;
-    /* Heads outermost: a thread mostly keeps the head whose weights it has laid out. */
-#pragma omp for schedule(dynamic, grain)
-    for (long task = 0; task < tasks; task++) {
-      if (failed) continue;
-      long sequence = task % a->num_sequences, h = task / a->num_sequences;
-      long T = a->starts[sequence + 1] - a->starts[sequence];
-      if (T == 1 && whole && a->num_exports == 0)
-        run_step(&s, a, sequence, h, d);
-      else
-        run_chunk(&s, a, sequence, h, d);
-    }
-    free(s.memory);
+/* Heads outermost: a task mostly keeps the head whose weights it has laid out. */
+typedef struct {
+  const kda_args *a;
+  kda_dims d;
+  long grain; /* (head, sequence) pairs of one task */
+} kda_job;
+
+static void run_task(const void *context, long task, float *memory) {
+  const kda_job *job = context;
+  const kda_args *a = job->a;
+  kda_dims d = job->d;
+  kda_scratch s = carve_scratch(a, memory, d);
+  int whole = d.K % LANES == 0 && d.V % LANES == 0;
+  long end = (task + 1) * job->grain, pairs = a->num_sequences * a->H;
+  for (long pair = task * job->grain; pair < end && pair < pairs; pair++) {
+    long sequence = pair % a->num_sequences, h = pair / a->num_sequences;
+    if (a->starts[sequence + 1] - a->starts[sequence] == 1 && whole && a->num_exports == 0)
+      run_step(&s, a, sequence, h, d);
+    else
+      run_chunk(&s, a, sequence, h, d);
   }
-  return failed;
+}
+
+K3_API int k3_kda(const kda_args *a) {
+  long pairs = a->num_sequences * a->H, work = a->starts[a->num_sequences] * a->H;
+  kda_job job = {a, kda_make_dims(a->K, a->V), 1};
+  /* Single steps are short and alike: hand out several at a time. */
+  if (a->starts[a->num_sequences] == a->num_sequences)
+    job.grain = 1 + pairs / (4 * k3_get_threads());
+  return k3_run((pairs + job.grain - 1) / job.grain, work * a->K * a->V < 8192,
+                scratch_size(a, job.d), run_task, &job);
 }

@@ -77,19 +77,15 @@ static void forward_head(const kda_train_args *a, long b, long h, float *S, floa
   }
 }
 
+static void forward_task(const void *context, long task, float *S) {
+  const kda_train_args *a = context;
+  long Vp = round_up(a->V, LANES);
+  forward_head(a, task / a->H, task % a->H, S, S + a->K * Vp, Vp);
+}
+
 K3_API int k3_kda_train_forward(const kda_train_args *a) {
   long Vp = round_up(a->V, LANES);
-  int failed = 0;
-#pragma omp parallel num_threads(k3_threads) reduction(| : failed)
-  {
-    float *S = scratch_floats((size_t)(a->K * Vp + 3 * Vp));
-    failed = S == NULL;
-#pragma omp for schedule(dynamic, 1)
-    for (long task = 0; task < a->B * a->H; task++)
-      if (!failed) forward_head(a, task / a->H, task % a->H, S, S + a->K * Vp, Vp);
-    free(S);
-  }
-  return failed;
+  return k3_run(a->B * a->H, 0, (size_t)(a->K * Vp + 3 * Vp), forward_task, a);
 }
 
 /* Scratch of a backward task: the gradient D [K, Vp] of the running state, the states
@@ -172,18 +168,13 @@ static void backward_head(const kda_train_args *a, long b, long h, backward_scra
   }
 }
 
+static void backward_task(const void *context, long task, float *memory) {
+  const kda_train_args *a = context;
+  long Vp = round_up(a->V, LANES);
+  backward_head(a, task / a->H, task % a->H, carve(memory, a, Vp), Vp);
+}
+
 K3_API int k3_kda_train_backward(const kda_train_args *a) {
   long Vp = round_up(a->V, LANES);
-  int failed = 0;
-#pragma omp parallel num_threads(k3_threads) reduction(| : failed)
-  {
-    float *memory = scratch_floats(backward_floats(a, Vp));
-    failed = memory == NULL;
-#pragma omp for schedule(dynamic, 1)
-    for (long task = 0; task < a->B * a->H; task++)
-      if (!failed)
-        backward_head(a, task / a->H, task % a->H, carve(memory, a, Vp), Vp);
-    free(memory);
-  }
-  return failed;
+  return k3_run(a->B * a->H, 0, backward_floats(a, Vp), backward_task, a);
 }

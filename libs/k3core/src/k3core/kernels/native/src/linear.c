@@ -23,7 +23,7 @@ typedef struct {
 } linear_args;
 
 /* Weight rows [first, last) against x rows [low, high). `wide` holds 8 rows of floats. */
-static void run_task(const linear_args *a, long low, long high, long first, long last, float *wide,
+static void multiply(const linear_args *a, long low, long high, long first, long last, float *wide,
                      const float **x, float *result) {
   const float *w[DOT_MAX_W];
   for (long m = low; m < high; m++) x[m - low] = a->x + m * a->x_row;
@@ -43,25 +43,20 @@ static void run_task(const linear_args *a, long low, long high, long first, long
   }
 }
 
+static void run_task(const void *context, long task, float *scratch) {
+  const linear_args *a = context;
+  long block = rows_per_block(a->K), chunks = (a->N + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+  long low = task / chunks * block, first = task % chunks * ROWS_PER_TASK;
+  long high = low + block < a->M ? low + block : a->M;
+  long last = first + ROWS_PER_TASK < a->N ? first + ROWS_PER_TASK : a->N;
+  float *result = scratch + 2 * block;
+  multiply(a, low, high, first, last, result + block * DOT_MAX_W, (const float **)scratch, result);
+}
+
 K3_API int k3_linear(const linear_args *a) {
   long block = rows_per_block(a->K), blocks = (a->M + block - 1) / block;
-  long chunks = (a->N + ROWS_PER_TASK - 1) / ROWS_PER_TASK, tasks = blocks * chunks;
-  int failed = 0, many = a->M * a->N * a->K > 32768;
-#pragma omp parallel num_threads(k3_threads) if (many && tasks > 1) reduction(| : failed)
-  {
-    float *memory = scratch_floats((size_t)(DOT_MAX_W * a->K + block * DOT_MAX_W));
-    const float **x = malloc((size_t)block * sizeof(*x));
-    failed = memory == NULL || x == NULL;
-#pragma omp for schedule(dynamic, 1)
-    for (long task = 0; task < tasks; task++) {
-      if (failed) continue;
-      long low = task / chunks * block, first = task % chunks * ROWS_PER_TASK;
-      long high = low + block < a->M ? low + block : a->M;
-      long last = first + ROWS_PER_TASK < a->N ? first + ROWS_PER_TASK : a->N;
-      run_task(a, low, high, first, last, memory + block * DOT_MAX_W, x, memory);
-    }
-    free(memory);
-    free(x);
-  }
-  return failed;
+  long chunks = (a->N + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+  /* Pointers to x rows lie in front, two floats each. */
+  size_t scratch = (size_t)(2 * block + block * DOT_MAX_W + DOT_MAX_W * a->K);
+  return k3_run(blocks * chunks, a->M * a->N * a->K < 131072, scratch, run_task, a);
 }

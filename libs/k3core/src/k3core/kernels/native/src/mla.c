@@ -154,32 +154,33 @@ static void attend_absorbed(const mla_args *a, long row, long low, long high, ab
   }
 }
 
+typedef struct {
+  const mla_args *a;
+  long parts, heads; /* tasks of one row, and heads of one task */
+} absorbed_job;
+
+static void absorbed_task(const void *context, long task, float *memory) {
+  const absorbed_job *job = context;
+  const mla_args *a = job->a;
+  long X = a->C + a->R, low = task % job->parts * job->heads;
+  absorbed_scratch s;
+  s.query = memory;
+  s.latent = s.query + job->heads * X;
+  s.score = s.latent + job->heads * a->C;
+  s.rows = s.score + job->heads * KEYS;
+  s.weight = s.rows + KEYS * X;
+  s.value = s.weight + 4 * a->C;
+  attend_absorbed(a, task / job->parts, low,
+                  low + job->heads < a->N ? low + job->heads : a->N, s);
+}
+
 K3_API int k3_mla_absorbed(const mla_args *a) {
-  long T = a->starts[a->B], X = a->C + a->R;
+  long T = a->starts[a->B], threads = k3_get_threads();
   /* Few rows: split the heads, else threads would idle. */
-  long parts = T >= 2 * k3_threads || a->N < 2 ? 1 : (2 * k3_threads + T - 1) / T;
-  long heads = (a->N + parts - 1) / parts;
-  parts = (a->N + heads - 1) / heads;
-  int failed = 0;
-#pragma omp parallel num_threads(k3_threads) if (T * parts > 1) reduction(| : failed)
-  {
-    float *memory = scratch_floats(absorbed_floats(a, heads));
-    absorbed_scratch s;
-    failed = memory == NULL;
-    s.query = memory;
-    s.latent = s.query + heads * X;
-    s.score = s.latent + heads * a->C;
-    s.rows = s.score + heads * KEYS;
-    s.weight = s.rows + KEYS * X;
-    s.value = s.weight + 4 * a->C;
-#pragma omp for schedule(dynamic, 1)
-    for (long task = 0; task < T * parts; task++) {
-      long low = task % parts * heads, high = low + heads < a->N ? low + heads : a->N;
-      if (!failed) attend_absorbed(a, task / parts, low, high, s);
-    }
-    free(memory);
-  }
-  return failed;
+  long parts = T >= 2 * threads || a->N < 2 ? 1 : (2 * threads + T - 1) / T;
+  absorbed_job job = {a, parts, (a->N + parts - 1) / parts};
+  job.parts = (a->N + job.heads - 1) / job.heads;
+  return k3_run(T * job.parts, 0, absorbed_floats(a, job.heads), absorbed_task, &job);
 }
 
 /* ---- expanded: one head of one chunk ---- */
@@ -260,34 +261,39 @@ static void attend_expanded(const mla_args *a, long start, long context, long fi
   }
 }
 
-K3_API int k3_mla_expanded(const mla_args *a) {
-  long width = a->K + a->R, longest = 0;
+static long longest_sequence(const mla_args *a) {
+  long longest = 0;
   for (long b = 0; b < a->B; b++) {
     long L = a->contexts[b] + a->starts[b + 1] - a->starts[b];
     longest = L > longest ? L : longest;
   }
-  size_t per_head = (size_t)(longest * (width + a->V));
-  size_t working = (size_t)(DOT_MAX_W * a->C + KEYS * (a->C + a->R + DOT_MAX_W) +
-                            QUERIES * (width + KEYS + a->V));
-  int failed = 0;
-#pragma omp parallel num_threads(k3_threads) if (a->B * a->N > 1) reduction(| : failed)
-  {
-    float *memory = scratch_floats(per_head + working);
-    float *keys = memory, *values = keys + longest * width, *rest = memory + per_head;
-    failed = memory == NULL;
-#pragma omp for schedule(dynamic, 1)
-    for (long task = 0; task < a->B * a->N; task++) {
-      if (failed) continue;
-      long b = task / a->N, h = task % a->N, start = a->starts[b];
-      long T = a->starts[b + 1] - start;
-      expand_head(a, b, h, a->contexts[b] + T, keys, values, rest);
-      for (long first = 0; first < T; first += QUERIES)
-        attend_expanded(a, start, a->contexts[b], first, T - first < QUERIES ? T - first : QUERIES,
-                        h, keys, values, rest);
-    }
-    free(memory);
-  }
-  return failed;
+  return longest;
+}
+
+typedef struct {
+  const mla_args *a;
+  long longest; /* tokens of the longest sequence */
+} expanded_job;
+
+static void expanded_task(const void *context, long task, float *keys) {
+  const expanded_job *job = context;
+  const mla_args *a = job->a;
+  float *values = keys + job->longest * (a->K + a->R), *rest = values + job->longest * a->V;
+  long b = task / a->N, h = task % a->N, start = a->starts[b], T = a->starts[b + 1] - start;
+  expand_head(a, b, h, a->contexts[b] + T, keys, values, rest);
+  for (long first = 0; first < T; first += QUERIES)
+    attend_expanded(a, start, a->contexts[b], first, T - first < QUERIES ? T - first : QUERIES, h,
+                    keys, values, rest);
+}
+
+K3_API int k3_mla_expanded(const mla_args *a) {
+  long width = a->K + a->R;
+  expanded_job job = {a, longest_sequence(a)};
+  /* Expanding and attending use the rest one after the other. */
+  long working = DOT_MAX_W * a->C + KEYS * (a->C + a->R + DOT_MAX_W) +
+                 QUERIES * (width + KEYS + a->V);
+  return k3_run(a->B * a->N, 0, (size_t)(job.longest * (width + a->V) + working), expanded_task,
+                &job);
 }
 
 /* ---- writing rows ---- */

@@ -82,21 +82,21 @@ static void route_row(const route_args *a, long t, float *scores, float *choice,
     weights[j] = scores[ids[j]] / (a->renormalize ? total + 1e-20f : 1.0f) * a->scaling;
 }
 
-K3_API int k3_route(const route_args *a) {
-  int failed = 0;
+/* Rows of one task. */
+#define ROUTE_ROWS 16
+
+static void route_task(const void *context, long task, float *scores) {
+  const route_args *a = context;
   long padded = round_up(a->E, LANES), most = a->k > a->num_groups ? a->k : a->num_groups;
-#pragma omp parallel num_threads(k3_threads) if (a->T * a->E > 16384) reduction(| : failed)
-  {
-    float *scores = scratch_floats((size_t)(2 * padded + 2 * most));
-    int64_t *groups = malloc((size_t)most * sizeof(int64_t));
-    failed = scores == NULL || groups == NULL;
-#pragma omp for schedule(static)
-    for (long t = 0; t < a->T; t++)
-      if (!failed)
-        route_row(a, t, scores, scores + padded, scores + 2 * padded, scores + 2 * padded + most,
-                  groups);
-    free(scores);
-    free(groups);
-  }
-  return failed;
+  float *choice = scores + padded, *rank = choice + padded;
+  /* An even place: ids are as wide as two floats. */
+  int64_t *groups = (int64_t *)(rank + round_up(2 * most, LANES));
+  for (long t = task * ROUTE_ROWS; t < a->T && t < (task + 1) * ROUTE_ROWS; t++)
+    route_row(a, t, scores, choice, rank, rank + most, groups);
+}
+
+K3_API int k3_route(const route_args *a) {
+  long padded = round_up(a->E, LANES), most = a->k > a->num_groups ? a->k : a->num_groups;
+  return k3_run((a->T + ROUTE_ROWS - 1) / ROUTE_ROWS, 0, (size_t)(2 * padded + 4 * most + LANES),
+                route_task, a);
 }

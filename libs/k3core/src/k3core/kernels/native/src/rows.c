@@ -4,8 +4,22 @@
  */
 #include "activation.h"
 
-/* Rows are dealt to threads only where there is enough to deal. */
-#define PARALLEL_ELEMENTS 16384
+/* Elements of one task: below, dealing costs more than it saves. */
+#define TASK_ELEMENTS 8192
+
+/* Rows of `width` elements that one task takes. */
+static long rows_per_task(long width) { return 1 + TASK_ELEMENTS / (width + 1); }
+
+static long row_tasks(long rows, long width) {
+  long each = rows_per_task(width);
+  return (rows + each - 1) / each;
+}
+
+/* `row` runs over the rows of a task. */
+#define EACH_ROW(row, task, rows, width)                                            \
+  for (long each = rows_per_task(width), row = (task) * each,                       \
+            end = row + each < (rows) ? row + each : (rows);                        \
+       row < end; row++)
 
 K3_INLINE v8f load_lanes(const float *p, long i, long n) {
   return i + LANES <= n ? v_load(p + i) : v_load_part(p + i, n - i);
@@ -48,23 +62,18 @@ typedef struct {
   float eps;
 } norm_args;
 
-K3_API int k3_rms_norm(const norm_args *a) {
-  int failed = 0;
-#pragma omp parallel num_threads(k3_threads) if (a->T * a->D > PARALLEL_ELEMENTS) \
-    reduction(| : failed)
-  {
-    float *x = scratch_floats((size_t)(2 * a->D)), *weight = x + a->D;
-    failed = x == NULL;
-    if (x) load_row(weight, a->weight, 0, a->weight_type, a->D);
-#pragma omp for schedule(static)
-    for (long t = 0; t < a->T; t++) {
-      if (failed) continue;
-      load_row(x, a->x, t * a->x_row, a->type, a->D);
-      norm_row(a->out, t * a->D, a->type, x, weight, a->D, a->eps);
-    }
-    free(x);
+static void rms_norm_task(const void *context, long task, float *x) {
+  const norm_args *a = context;
+  float *weight = x + a->D;
+  load_row(weight, a->weight, 0, a->weight_type, a->D);
+  EACH_ROW(t, task, a->T, a->D) {
+    load_row(x, a->x, t * a->x_row, a->type, a->D);
+    norm_row(a->out, t * a->D, a->type, x, weight, a->D, a->eps);
   }
-  return failed;
+}
+
+K3_API int k3_rms_norm(const norm_args *a) {
+  return k3_run(row_tasks(a->T, a->D), 0, (size_t)(2 * a->D), rms_norm_task, a);
 }
 
 /* o [T, H, V] float32 dense; gate and out [T, H, V] of one type, gate strided. */
@@ -77,29 +86,22 @@ typedef struct {
   float eps;
 } gated_norm_args;
 
-K3_API int k3_gated_rms_norm(const gated_norm_args *a) {
-  long rows = a->T * a->H;
-  int failed = 0;
-#pragma omp parallel num_threads(k3_threads) if (rows * a->V > PARALLEL_ELEMENTS) \
-    reduction(| : failed)
-  {
-    float *gate = scratch_floats((size_t)a->V);
-    failed = gate == NULL;
-#pragma omp for schedule(static)
-    for (long row = 0; row < rows; row++) {
-      if (failed) continue;
-      const float *o = a->o + row * a->V;
-      v8f scale = v_set(inverse_rms(o, a->V, a->eps));
-      load_row(gate, a->gate, row / a->H * a->gate_row + row % a->H * a->gate_head, a->type, a->V);
-      for (long i = 0; i < a->V; i += LANES) {
-        v8f unit = load_lanes(a->weight, i, a->V) * (load_lanes(o, i, a->V) * scale);
-        store_lanes(gate, unit * v_sigmoid(load_lanes(gate, i, a->V)), i, a->V);
-      }
-      store_row(a->out, row * a->V, a->type, gate, a->V);
+static void gated_norm_task(const void *context, long task, float *gate) {
+  const gated_norm_args *a = context;
+  EACH_ROW(row, task, a->T * a->H, a->V) {
+    const float *o = a->o + row * a->V;
+    v8f scale = v_set(inverse_rms(o, a->V, a->eps));
+    load_row(gate, a->gate, row / a->H * a->gate_row + row % a->H * a->gate_head, a->type, a->V);
+    for (long i = 0; i < a->V; i += LANES) {
+      v8f unit = load_lanes(a->weight, i, a->V) * (load_lanes(o, i, a->V) * scale);
+      store_lanes(gate, unit * v_sigmoid(load_lanes(gate, i, a->V)), i, a->V);
     }
-    free(gate);
+    store_row(a->out, row * a->V, a->type, gate, a->V);
   }
-  return failed;
+}
+
+K3_API int k3_gated_rms_norm(const gated_norm_args *a) {
+  return k3_run(row_tasks(a->T * a->H, a->V), 0, (size_t)a->V, gated_norm_task, a);
 }
 
 /* gate_up [T, 2F] strided by row, out [T, F] dense. */
@@ -111,23 +113,17 @@ typedef struct {
   activation act;
 } activate_args;
 
-K3_API int k3_activate(const activate_args *a) {
-  int failed = 0;
-#pragma omp parallel num_threads(k3_threads) if (a->T * a->F > PARALLEL_ELEMENTS) \
-    reduction(| : failed)
-  {
-    float *both = scratch_floats((size_t)(2 * a->F));
-    failed = both == NULL;
-#pragma omp for schedule(static)
-    for (long t = 0; t < a->T; t++) {
-      if (failed) continue;
-      load_row(both, a->gate_up, t * a->row, a->type, 2 * a->F);
-      activate_row(both, both, both + a->F, a->F, a->act);
-      store_row(a->out, t * a->F, a->type, both, a->F);
-    }
-    free(both);
+static void activate_task(const void *context, long task, float *both) {
+  const activate_args *a = context;
+  EACH_ROW(t, task, a->T, a->F) {
+    load_row(both, a->gate_up, t * a->row, a->type, 2 * a->F);
+    activate_row(both, both, both + a->F, a->F, a->act);
+    store_row(a->out, t * a->F, a->type, both, a->F);
   }
-  return failed;
+}
+
+K3_API int k3_activate(const activate_args *a) {
+  return k3_run(row_tasks(a->T, a->F), 0, (size_t)(2 * a->F), activate_task, a);
 }
 
 /* Attention over depth: `sources` are num_sources row pointers [T, D], the stream last.
@@ -171,32 +167,27 @@ static void mix_row(const mix_args *a, long t, float *rows, float *sum) {
   }
 }
 
-K3_API int k3_attn_res(const mix_args *a) {
-  int failed = a->num_sources > MAX_SOURCES;
-  if (failed) return failed;
-#pragma omp parallel num_threads(k3_threads) \
-    if (a->T * a->D * a->num_sources > PARALLEL_ELEMENTS) reduction(| : failed)
-  {
-    float *rows = scratch_floats((size_t)((a->num_sources + 2) * a->D));
-    float *sum = rows + a->num_sources * a->D, *weight = sum + a->D;
-    failed = rows == NULL;
-    if (rows && a->norm_weight) load_row(weight, a->norm_weight, 0, a->weight_type, a->D);
-#pragma omp for schedule(static)
-    for (long t = 0; t < a->T; t++) {
-      if (failed) continue;
-      if (a->num_sources == 1)
-        load_row(sum, a->sources[0], t * a->D, a->type, a->D);
-      else
-        mix_row(a, t, rows, sum);
-      if (!a->norm_weight) {
-        store_row(a->out, t * a->D, a->type, sum, a->D);
-        continue;
-      }
-      if (a->type == K3_BF16)
-        for (long i = 0; i < a->D; i++) sum[i] = bf16_to_f32(f32_to_bf16(sum[i]));
-      norm_row(a->out, t * a->D, a->type, sum, weight, a->D, a->norm_eps);
+static void mix_task(const void *context, long task, float *rows) {
+  const mix_args *a = context;
+  float *sum = rows + a->num_sources * a->D, *weight = sum + a->D;
+  if (a->norm_weight) load_row(weight, a->norm_weight, 0, a->weight_type, a->D);
+  EACH_ROW(t, task, a->T, a->D * a->num_sources) {
+    if (a->num_sources == 1)
+      load_row(sum, a->sources[0], t * a->D, a->type, a->D);
+    else
+      mix_row(a, t, rows, sum);
+    if (!a->norm_weight) {
+      store_row(a->out, t * a->D, a->type, sum, a->D);
+      continue;
     }
-    free(rows);
+    if (a->type == K3_BF16)
+      for (long i = 0; i < a->D; i++) sum[i] = bf16_to_f32(f32_to_bf16(sum[i]));
+    norm_row(a->out, t * a->D, a->type, sum, weight, a->D, a->norm_eps);
   }
-  return failed;
+}
+
+K3_API int k3_attn_res(const mix_args *a) {
+  if (a->num_sources > MAX_SOURCES) return 1;
+  return k3_run(row_tasks(a->T, a->D * a->num_sources), 0,
+                (size_t)((a->num_sources + 2) * a->D), mix_task, a);
 }

@@ -25,11 +25,10 @@ async def test_whoever_finds_no_window_waits_for_one() -> None:
         async with windows.take():
             order.append("second")
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        async with windows.take():
-            group.create_task(second())
-            await asyncio.sleep(0)
-            order.append("first")
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group, windows.take():
+        group.create_task(second())
+        await asyncio.sleep(0)
+        order.append("first")
     assert order == ["first", "second"]
 
 

@@ -27,6 +27,9 @@ $(VENV)/.setup-done: requirements/cpu.txt $(addsuffix /pyproject.toml,$(OURS))
 	$(BIN)/python -m pip install --progress-bar on -r requirements/cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps $(addprefix -e ,$(OURS))
 	$(BIN)/python -m k3ctl.system_libraries
+	$(BIN)/python -m compileall -q libs services
+	@echo "What is here (compiles the kernels, once):"
+	@$(BIN)/k3 doctor || true
 	@touch $@
 
 setup-dev: $(VENV)/.setup-dev-done

@@ -47,6 +47,8 @@ async def run(settings: PreprocessorSettings) -> None:
                 settings.mooncake_master, settings.transfer_host, settings.transfer_protocol
             )
             stack.push_async_callback(store.close)
+            # Now, because it holds the interpreter for a moment; without a master a later use tries.
+            await store.connect()
         await run_service(settings, bus, blobs, engine, windows, store)
 
 

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import pytest
 
 from k3_fetcher.addresses import AddressPolicy, parse_networks
 from k3_fetcher.download import Downloader
@@ -16,12 +18,27 @@ from k3_fetcher.records import ImageRecords
 from k3_fetcher.settings import FetcherSettings
 from k3wire.blobs.base import BlobStore
 from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.errors import K3Error, TierUnavailable
 from k3wire.messages.fetch import ReadReply, ReadRequest, ResolveReply, ResolveRequest
 from k3wire.messages.media import ImageRef
 from k3wire.service.pieces import PieceHolder
 
+T = TypeVar("T")
+
 LOOPBACK = ("127.0.0.0/8",)
 QUICK: dict[str, Any] = {"allowed_networks": LOOPBACK, "total_timeout_s": 5.0}
+
+
+def start(job: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Runs a job beside the test, which awaits it."""
+    return asyncio.get_running_loop().create_task(job)
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Lets others run until something is so."""
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 @dataclass
@@ -99,3 +116,41 @@ async def fetcher(
     finally:
         await downloader.close()
         names.system.close()
+
+
+@dataclass
+class AbsentStore:
+    """A store that is away while `is_gone`."""
+
+    inner: MemoryBlobStore = field(default_factory=MemoryBlobStore)
+    is_gone: bool = True
+
+    def _check(self) -> None:
+        if self.is_gone:
+            raise TierUnavailable("away")
+
+    async def get(self, key: str) -> bytes | None:
+        self._check()
+        return await self.inner.get(key)
+
+    async def put(self, key: str, data: bytes, *, ttl_s: float) -> None:
+        self._check()
+        await self.inner.put(key, data, ttl_s=ttl_s)
+
+    async def put_if_absent(self, key: str, data: bytes, *, ttl_s: float) -> bool:
+        self._check()
+        return await self.inner.put_if_absent(key, data, ttl_s=ttl_s)
+
+    async def delete(self, key: str) -> None:
+        self._check()
+        await self.inner.delete(key)
+
+    async def touch(self, key: str, *, ttl_s: float) -> bool:
+        self._check()
+        return await self.inner.touch(key, ttl_s=ttl_s)
+
+
+async def failure(found: Fetcher, url: str, **arguments: Any) -> K3Error:
+    with pytest.raises(K3Error) as caught:
+        await found.resolve(url, **arguments)
+    return caught.value

@@ -8,16 +8,20 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 Answer = bytes | Callable[["Asked", asyncio.StreamWriter], Awaitable[None]]
 
 
-class Asked(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Asked:
     """One request: path with query, and headers by lower-case name."""
 
     path: str
     headers: dict[str, str]
+    reader: asyncio.StreamReader
+
+    async def gone(self) -> None:
+        """Returns when the client has left."""
+        await self.reader.read()
 
 
 def answer(
@@ -66,7 +70,7 @@ class PictureHost:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first, *lines = head.strip().split("\r\n")
         headers = {name.lower(): value for name, _, value in (li.partition(": ") for li in lines)}
-        asked = Asked(first.split(" ")[1], headers)
+        asked = Asked(first.split(" ")[1], headers, reader)
         self.asked.append(asked)
         self.num_open += 1
         self.max_open = max(self.max_open, self.num_open)
@@ -93,3 +97,24 @@ async def picture_host(address: str = "127.0.0.1", port: int = 0) -> AsyncIterat
         yield host
     finally:
         server.close()
+
+
+class Held:
+    """An answer that waits until it is let go, and says when it was asked."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def __call__(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        self.asked.set()
+        loop = asyncio.get_running_loop()
+        waits = [loop.create_task(asked.gone()), loop.create_task(self.go.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if self.go.is_set():
+                writer.write(self.data)
+        finally:
+            for wait in waits:
+                wait.cancel()

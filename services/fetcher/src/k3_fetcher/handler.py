@@ -83,8 +83,8 @@ class FetcherHandler:
 
     def load(self, rss_bytes: int) -> WorkerLoad:
         """How busy this worker is."""
-        num_flights = self._flights.num_flights + self._reads.num_flights
-        return WorkerLoad(num_running=num_flights, rss_bytes=rss_bytes)
+        num_running = self._flights.num_waiting + self._reads.num_waiting
+        return WorkerLoad(num_running=num_running, rss_bytes=rss_bytes)
 
     def cancel(self, message: Cancel) -> None:
         """Drops what runs for a request; downloads that others wait for go on."""

@@ -32,6 +32,11 @@ class SingleFlight(Generic[K, V]):
         """Computations under way."""
         return len(self._flights)
 
+    @property
+    def num_waiting(self) -> int:
+        """Callers that wait for one of them."""
+        return sum(flight.num_waiting for flight in self._flights.values())
+
     def is_flying(self, key: K) -> bool:
         """Whether a call for the key would join one under way."""
         return key in self._flights

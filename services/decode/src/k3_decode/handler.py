@@ -15,7 +15,6 @@ from functools import partial
 
 import msgspec
 
-from k3_decode.peers import Peers
 from k3_decode.seat import REST_S, Seat, key_of
 from k3core.engine.core import EngineCore
 from k3core.engine.frames import FrameSender, gateway_of
@@ -34,7 +33,7 @@ from k3wire.errors import (
     WorkerLost,
 )
 from k3wire.messages.base import Admitted
-from k3wire.messages.control import HEARTBEAT_STALE_S, Cancel, Heartbeat, WorkerLoad
+from k3wire.messages.control import Cancel, Heartbeat, WorkerLoad
 from k3wire.messages.decode import CommitRequest, ReserveReply, ReserveRequest
 from k3wire.messages.kv import PageLayoutInfo
 from k3wire.messages.prompt import PromptPayload, PromptSource
@@ -80,13 +79,12 @@ class Worker:
 class DecodeHandler:
     """Reserves room, takes requests over and streams their tokens."""
 
-    def __init__(self, worker: Worker, peers: Peers) -> None:
+    def __init__(self, worker: Worker) -> None:
         """Joins the parts; nothing runs before `run`."""
         self._worker = worker
-        self._peers = peers
         self._seats: dict[str, Seat] = {}
         self._newest: dict[str, int] = {}
-        self._timers: dict[str, list[asyncio.TimerHandle]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._is_draining = False
         self._is_idle = asyncio.Event()
@@ -97,9 +95,8 @@ class DecodeHandler:
         try:
             await self._worker.sender.run()
         finally:
-            for timers in self._timers.values():
-                for timer in timers:
-                    timer.cancel()
+            for timer in self._timers.values():
+                timer.cancel()
 
     async def reserve(self, request: ReserveRequest) -> ReserveReply:
         """Makes room for a prompt.
@@ -166,9 +163,21 @@ class DecodeHandler:
         elif message.attempt is not None:
             self._remember(key)
 
-    def hear_beat(self, beat: Heartbeat) -> None:
-        """Takes a prefill worker's life sign."""
-        self._peers.hear(beat)
+    def worker_left(self, beat: Heartbeat) -> None:
+        """Hears that a worker fell silent; what a prefill worker reserved is given up.
+
+        One that drains is silent on purpose while it finishes; deadlines cover its death.
+        """
+        if beat.role != "prefill" or beat.is_draining:
+            return
+        for seat in list(self._seats.values()):
+            is_its = seat.request.prefill_worker_id == beat.worker_id
+            if is_its and seat.state in ("reserving", "reserved"):
+                logger.warning(
+                    "reservation dropped, prefill worker lost",
+                    extra={"request_id": seat.request.request_id},
+                )
+                self._give_up(seat)
 
     def hear(self, events: tuple[EngineEvent, ...]) -> None:
         """Turns the events of one step into deltas and ends the step for the stream."""
@@ -253,25 +262,10 @@ class DecodeHandler:
         return ReserveReply(grant=seat.grant)
 
     def _arm(self, seat: Seat) -> None:
-        """Starts the deadline's timer and the watch over the prefill worker."""
-        loop = asyncio.get_running_loop()
+        """Starts the deadline's timer."""
         left_s = (seat.request.deadline_unix_ns - time.time_ns()) / 1e9
-        self._timers[seat.key] = [loop.call_later(left_s, self._expire, seat)]
-        self._watch(seat, time.monotonic())
-
-    def _watch(self, seat: Seat, since_s: float) -> None:
-        if seat.state != "reserved":
-            return
-        if self._peers.is_lost(seat.request.prefill_worker_id, since_s):
-            logger.warning(
-                "reservation dropped, prefill worker lost",
-                extra={"request_id": seat.request.request_id},
-            )
-            self._give_up(seat)
-            return
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(HEARTBEAT_STALE_S / 4, self._watch, seat, since_s)
-        self._timers[seat.key][1:] = [timer]
+        self._timers[seat.key] = loop.call_later(left_s, self._expire, seat)
 
     def _expire(self, seat: Seat) -> None:
         if seat.state == "running":
@@ -323,9 +317,9 @@ class DecodeHandler:
             self._leave(seat)
         elif seat.state == "reserved":
             seat.state = "resting"
-            self._stop_timers(seat)
+            self._stop_timer(seat)
             loop = asyncio.get_running_loop()
-            self._timers[seat.key] = [loop.call_later(REST_S, self._leave, seat)]
+            self._timers[seat.key] = loop.call_later(REST_S, self._leave, seat)
 
     def _leave(self, seat: Seat) -> None:
         """Frees a seat's pages and forgets it."""
@@ -334,15 +328,16 @@ class DecodeHandler:
 
     def _forget(self, seat: Seat) -> None:
         self._remember(seat.key)
-        self._stop_timers(seat)
+        self._stop_timer(seat)
         self._seats.pop(seat.key, None)
         if self._newest.get(seat.request.request_id) == seat.request.attempt:
             del self._newest[seat.request.request_id]
         if not self._seats:
             self._is_idle.set()
 
-    def _stop_timers(self, seat: Seat) -> None:
-        for timer in self._timers.pop(seat.key, []):
+    def _stop_timer(self, seat: Seat) -> None:
+        timer = self._timers.pop(seat.key, None)
+        if timer is not None:
             timer.cancel()
 
     def _remember(self, key: str) -> None:

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from k3_decode.handler import DecodeHandler, Worker
-from k3_decode.peers import Peers
 from k3_decode.settings import DecodeSettings
 from k3core.engine.frames import FrameAssembler, FrameSender
 from k3core.engine.parts import EngineParts, EngineSizes, scripted_engine
@@ -21,8 +20,9 @@ from k3wire.bus.base import Bus, Headers
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.errors import InternalError
 from k3wire.messages.base import Admitted
-from k3wire.messages.control import Heartbeat, WorkerLoad
+from k3wire.messages.control import WorkerLoad
 from k3wire.messages.decode import CommitRequest
+from k3wire.service.directory import Directory
 from k3wire.service.prompts import read_prompt
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
 
@@ -98,7 +98,7 @@ async def run_worker(
             sender=FrameSender(assembler, bus.publish),
             max_requests=settings.max_requests,
         )
-        handler = DecodeHandler(worker, Peers())
+        handler = DecodeHandler(worker)
         handlers.append(handler)
         runtime.model_fingerprint = parts.model_fingerprint
         async with asyncio.TaskGroup() as group:
@@ -127,11 +127,11 @@ async def _serve(runtime: ServiceRuntime, bus: Bus, handler: DecodeHandler) -> N
         commit,
         max_concurrency=MAX_CONCURRENCY,
     )
-    beats = await bus.listen(subjects.heartbeat("prefill", "*"), Heartbeat, handler.hear_beat)
+    following = await Directory(on_departure=handler.worker_left).follow(bus)
     await runtime.listen_cancel(handler.cancel)
     runtime.on_drain(handler.drain)
     runtime.on_drain(commits.drain)
-    runtime.on_drain(beats.drain)
+    runtime.on_drain(following.drain)
     runtime.ready()
     await runtime.run()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from k3_gateway.admission import Admission
 from k3_gateway.checkpoint import read_context_tokens
@@ -87,26 +88,52 @@ async def serve(settings: GatewaySettings) -> None:
         router.forget_worker(beat.worker_id)
         fleet.worker_left(beat)
 
+    def why_not_ready() -> str:
+        if runtime.is_draining:
+            return "draining"
+        missing = [stage for stage in NEEDED_STAGES if not directory.ready(stage)]
+        return f"no worker is ready for: {', '.join(missing)}" if missing else ""
+
     directory.on_departure = on_departure
+    chat = _build_chat(settings, runtime, _build_pipeline(settings, model, fleet, store), admission)
+    async with runtime:
+        await runtime.keep(await directory.follow(bus))
+        await runtime.keep(await pieces.serve(bus))
+        tokens = await bus.listen(subjects.tokens(runtime.worker_id), TokenFrame, inbox.on_frame)
+        server = _http_server(settings, build_app(chat, model, why_not_ready))
+        await _run(runtime, server, admission)
+        await tokens.drain()
+    await store.close()
+    await bus.close()
+
+
+def _build_pipeline(
+    settings: GatewaySettings, model: ServedModel, fleet: Fleet, store: RedisBlobStore
+) -> Pipeline:
     images = ImageResolver(
-        bus=bus,
+        bus=fleet.bus,
         store=store,
-        pieces=pieces,
+        pieces=fleet.pieces,
         config=read_processor_config(Path(settings.checkpoint)),
-        worker_id=runtime.worker_id,
+        worker_id=fleet.gateway_id,
         max_image_bytes=settings.max_image_bytes,
         ttl_s=settings.image_ttl_s,
     )
-    pipeline = Pipeline(
+    return Pipeline(
         model=model,
         fleet=fleet,
         images=images,
-        worker_id=runtime.worker_id,
+        worker_id=fleet.gateway_id,
         max_images=settings.max_images,
         request_timeout_s=settings.request_timeout_s,
         has_tenant_caches=settings.has_tenant_caches,
     )
-    chat = ChatService(
+
+
+def _build_chat(
+    settings: GatewaySettings, runtime: ServiceRuntime, pipeline: Pipeline, admission: Admission
+) -> ChatService:
+    return ChatService(
         pipeline=pipeline,
         keys=KeyRing(settings.api_keys),
         admission=admission,
@@ -115,37 +142,23 @@ async def serve(settings: GatewaySettings) -> None:
         body_timeout_s=settings.body_timeout_s,
     )
 
-    def why_not_ready() -> str:
-        if runtime.is_draining:
-            return "draining"
-        missing = [stage for stage in NEEDED_STAGES if not directory.ready(stage)]
-        return f"no worker is ready for: {', '.join(missing)}" if missing else ""
 
-    async with runtime:
-        await runtime.keep(await directory.follow(bus))
-        await runtime.keep(await pieces.serve(bus))
-        tokens = await bus.listen(subjects.tokens(runtime.worker_id), TokenFrame, inbox.on_frame)
-        server = _Server(
-            uvicorn.Config(
-                build_app(chat, model, why_not_ready),
-                host=settings.host,
-                port=settings.port,
-                log_config=None,
-                access_log=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                h11_max_incomplete_event_size=HEADER_LIMIT_BYTES,
-                timeout_graceful_shutdown=int(settings.grace_s),
-            )
+def _http_server(settings: GatewaySettings, app: FastAPI) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=HEADER_LIMIT_BYTES,
+            timeout_graceful_shutdown=int(settings.grace_s),
         )
-        await _run(runtime, server, admission, fleet)
-        await tokens.drain()
-    await store.close()
-    await bus.close()
+    )
 
 
-async def _run(
-    runtime: ServiceRuntime, server: _Server, admission: Admission, fleet: Fleet
-) -> None:
+async def _run(runtime: ServiceRuntime, server: _Server, admission: Admission) -> None:
     serving = asyncio.Event()
 
     async def serve_http() -> None:

@@ -6,8 +6,9 @@ import importlib.util
 import os
 import platform
 import shutil
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,8 @@ PACKAGES = (
     "opentelemetry-sdk",
     "opentelemetry-exporter-otlp-proto-http",
 )
+FIXED_PORTS = ("K3_GATEWAY_PORT", "K3_UP_NATS_PORT", "K3_UP_REDIS_PORT", "K3_UP_MOONCAKE_PORT")
+MAX_PORT = 65535
 NEEDED_PACKAGES = ("torch", "nats-py", "redis", "opentelemetry-sdk")
 
 
@@ -65,6 +68,8 @@ def findings() -> Iterator[Finding]:
     yield from _kernels()
     yield _memory()
     state = read_state(run_folder())
+    if state is None:
+        yield from _ports(os.environ)
     yield Finding("stack", "ok" if state else "absent", state.gateway_url if state else "none runs")
 
 
@@ -114,13 +119,49 @@ def _kernels() -> Iterator[Finding]:
     has_gpu = torch.cuda.is_available()
     name = torch.cuda.get_device_name() if has_gpu else "no CUDA device: everything runs on the CPU"
     yield Finding("device", "ok" if has_gpu else "absent", name)
-    from k3core.kernels.registry import select_kernels
+    yield from _backends("cuda" if has_gpu else "cpu")
 
-    try:
-        kernels = select_kernels(torch.device("cuda" if has_gpu else "cpu"))
-        yield Finding("kernels", "ok", str(getattr(kernels, "name", "selected")))
-    except (ValueError, RuntimeError, OSError) as error:
-        yield Finding("kernels", "fix", f"cannot be selected: {error}", "see the line above")
+
+def _backends(device_type: str) -> Iterator[Finding]:
+    from k3core.kernels.errors import BackendUnavailableError
+    from k3core.kernels.registry import BACKENDS, reference_kernels
+
+    base = reference_kernels()
+    for backend in BACKENDS:
+        if backend.device_type != device_type:
+            continue
+        try:
+            kernels = backend.build(base)
+        except BackendUnavailableError as error:
+            yield Finding(f"kernels {backend.name}", "absent", f"cannot be used: {error}")
+            continue
+        yield Finding("kernels", "ok", f"{kernels.name} is used: {kernels.reason}")
+        return
+    advice = "install gcc for kernels several times faster" if device_type == "cpu" else ""
+    yield Finding("kernels", "ok", "reference is used: nothing faster can be built here", advice)
+
+
+def _ports(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Looks whether the ports that are fixed by setting are free."""
+    for name in FIXED_PORTS:
+        text = environment.get(name, "0")
+        if not text.isdigit() or int(text) > MAX_PORT:
+            yield Finding(name, "fix", text, "set it to a port, 0 to 65535")
+        elif int(text):
+            is_free = _is_free(int(text))
+            found = f"port {text} is {'free' if is_free else 'taken'}"
+            advice = "" if is_free else f"stop what listens there, or set {name}=0"
+            yield Finding(name, "ok" if is_free else "fix", found, advice)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _memory() -> Finding:

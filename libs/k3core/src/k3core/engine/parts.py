@@ -13,6 +13,9 @@ from k3core.engine.script import Script
 from k3core.engine.scripted_runner import Choose, ScriptedRunner, scripted_layout
 from k3core.scheduler.scheduler import Role, Scheduler, SchedulerConfig
 
+MAX_SCRIPTED_BYTES = 16 * 1024 * 1024
+"""Arena of the scripted engine at most: 16,384 pages, room for thousands of requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
@@ -68,11 +71,12 @@ def scripted_engine(
     Args:
         script: the answers.
         role: of the worker.
-        sizes: of the engine; pages are tiny, so a little arena holds many requests.
+        sizes: of the engine; pages are tiny, so no more than `MAX_SCRIPTED_BYTES` are taken.
         choose: finds the line for a prompt; None on a decode worker.
     """
     layout = scripted_layout(sizes.unit_tokens)
-    num_pages = max(layout.num_groups + 2, sizes.arena_bytes // layout.page_bytes)
+    arena_bytes = min(sizes.arena_bytes, MAX_SCRIPTED_BYTES)
+    num_pages = max(layout.num_groups + 2, arena_bytes // layout.page_bytes)
     memory = HostMemory(num_pages * layout.page_bytes)
     fingerprint = f"script-{script.fingerprint()}"
     cache = PrefixCache(

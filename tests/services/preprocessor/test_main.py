@@ -14,12 +14,12 @@ from support.mooncake import mooncake_store
 from support.nats_server import nats_server
 from support.preprocess_stage import CONFIG, PICTURE, request_for
 from support.redis_server import redis_server
-from support.worker_processes import can_run_mooncake
 
 from k3_preprocessor.sources import store_key
 from k3core.engine.host_memory import HostMemory
 from k3core.transfer.base import Region
 from k3core.transfer.mooncake import MooncakeTransferEngine
+from k3core.transfer.system_libraries import preload
 from k3text.images.keys import content_key
 from k3text.images.processor import process
 from k3wire import subjects
@@ -51,7 +51,7 @@ async def ask(bus: NatsBus, data: bytes, span: BufferSpan) -> PreprocessReply:
 async def test_a_process_delivers_over_mooncake_and_its_successor_finds_the_patches_shared(
     tmp_path: Path,
 ) -> None:
-    if not can_run_mooncake():
+    if not preload():
         pytest.skip("Mooncake's libraries are not here")
     (tmp_path / "preprocessor_config.json").write_text(MEDIA)
     bus_folder = tmp_path / "nats"

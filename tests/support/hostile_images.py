@@ -143,6 +143,10 @@ def _jpegs() -> Iterator[Case]:
     yield Case("jpeg grey", encode(GREY, "JPEG", quality=97), picture=_grey3(GREY), tolerance=3)
     cmyk = Image.fromarray(RGB).convert("CMYK")
     yield Case("jpeg cmyk", encode(cmyk, "JPEG", quality=97), picture=RGB, tolerance=5)
+    yield Case("jpeg ycck", _ycck(), picture=RGB, tolerance=5)
+    pages = [Image.fromarray(RGB), Image.fromarray(RGB[::-1].copy())]
+    data = encode(pages[0], "MPO", save_all=True, append_images=pages[1:], quality=97)
+    yield Case("jpeg with a second picture behind it", data, picture=RGB, tolerance=4)
     plain = encode(RGB, "JPEG", quality=97)
     comment = b"\xff\xfe" + struct.pack(">H", 65535) + b"x" * 65533
     data = plain[:2] + comment * 20 + plain[2:]
@@ -157,6 +161,16 @@ def _jpegs() -> Iterator[Case]:
         yield Case(f"jpeg exif {name}", data, picture=RGB, tolerance=4)
     data = _with_app1(encode(stored_for(RGB, 6), "JPEG", quality=97), b"Exif\0\0" + exif_block(6, ">", 4))  # fmt: skip
     yield Case("jpeg exif big-endian long", data, picture=RGB, tolerance=4)
+
+
+def _ycck() -> bytes:
+    """A CMYK JPEG as Adobe writes it: inverted, and its colours as luma and chroma."""
+    luma_chroma = Image.fromarray(255 - RGB).convert("YCbCr").split()
+    inverted = [channel.point(lambda value: 255 - value) for channel in luma_chroma]
+    data = bytearray(encode(Image.merge("CMYK", [*inverted, Image.new("L", (WIDTH, HEIGHT))]), "JPEG", quality=97, subsampling=0))  # fmt: skip
+    marker = data.index(b"Adobe")
+    data[marker + 11] = 2
+    return bytes(data)
 
 
 def _with_app1(jpeg: bytes, body: bytes) -> bytes:

@@ -53,7 +53,8 @@ def test_any_patch_size_and_any_mean_follow_the_plain_steps(patch: int) -> None:
 @pytest.mark.parametrize("patch", [1, 5, 14])
 def test_patches_are_the_squares_of_the_padded_picture(patch: int) -> None:
     config = replace(K3, patch_size=patch)
-    width, height = 3 * patch + 1, 2 * patch + 1
+    # More rows of patches than one band has.
+    width, height = 3 * patch + 1, 17 * patch + 1
     rgb = np.random.default_rng(6).integers(0, 256, (height, width, 3), dtype=np.uint8)
     geometry = plan(width, height, config)
     padded = np.zeros((geometry.padded_height, geometry.padded_width, 3), np.uint8)

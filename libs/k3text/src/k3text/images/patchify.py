@@ -15,7 +15,10 @@ from k3text.images.geometry import Geometry
 
 CHANNELS = 3
 CHUNK_PATCHES = 128
-"""Patches normalised at once: indices and floats of one channel stay in a core's cache."""
+"""Patches normalised at once, so that their indices stay in a core's cache."""
+
+BAND_ROWS = 8
+"""Rows of patches cut at once, so that a band of a large picture stays in a core's cache."""
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -32,11 +35,15 @@ def to_patches(picture: Image.Image, geometry: Geometry, patch_size: int) -> Byt
     # A row of a patch is moved as one item: several times as fast as byte by byte.
     strip = np.dtype((np.void, patch_size))
     cut = np.empty((rows, columns, CHANNELS, patch_size), dtype=strip)
-    plane = np.zeros((geometry.padded_height, geometry.padded_width), dtype=np.uint8)
-    for channel, values in enumerate(picture.split()):
-        plane[: geometry.height, : geometry.width] = np.asarray(values)
-        strips = plane.view(strip).reshape(rows, patch_size, columns)
-        cut[:, :, channel] = strips.transpose(0, 2, 1)
+    for first in range(0, rows, BAND_ROWS):
+        last = min(rows, first + BAND_ROWS)
+        top, bottom = first * patch_size, min(last * patch_size, picture.height)
+        plane = np.zeros(((last - first) * patch_size, geometry.padded_width), dtype=np.uint8)
+        strips = plane.view(strip).reshape(last - first, patch_size, columns).transpose(0, 2, 1)
+        band = picture.crop((0, top, picture.width, max(top, bottom)))
+        for channel, values in enumerate(band.split()):
+            plane[: band.height, : band.width] = np.asarray(values)
+            cut[first:last, :, channel] = strips
     return cut.view(np.uint8).reshape(rows * columns, CHANNELS, patch_size, patch_size)
 
 
@@ -58,15 +65,14 @@ def normalise(pixels_NCPP: Bytes, config: ProcessorConfig, out: Floats | None = 
     # Two bytes are looked up at once where their number is even, which halves the work.
     unit = 2 if height * width % 2 == 0 else 1
     tables = _tables(config, unit)
-    shape = (num_patches, CHANNELS, height * width)
+    shape = (num_patches, len(tables), CHANNELS // len(tables) * height * width)
     source = np.ascontiguousarray(pixels_NCPP).reshape(shape).view(f"u{unit}")
     target = out.reshape(shape).view(f"u{4 * unit}")
     for start in range(0, num_patches, CHUNK_PATCHES):
         chunk = slice(start, start + CHUNK_PATCHES)
-        for channel in range(CHANNELS):
-            # Every index is in range; `clip` only saves the check of it.
-            found = np.take(tables[channel], source[chunk, channel], mode="clip")
-            target[chunk, channel] = found
+        for index, table in enumerate(tables):
+            # Every byte is in range; `clip` only saves the check of it.
+            np.take(table, source[chunk, index], out=target[chunk, index], mode="clip")
     return out
 
 
@@ -74,11 +80,13 @@ def normalise(pixels_NCPP: Bytes, config: ProcessorConfig, out: Floats | None = 
 def _tables(config: ProcessorConfig, unit: int) -> tuple[npt.NDArray[np.unsignedinteger], ...]:
     """The floats of `unit` bytes, as one number of so many times 32 bits, a channel.
 
-    Each step is worked out in float64 and kept in float32, as the released NumPy code does.
+    One table stands for all channels where they are alike. Each step is worked out in float64 and
+    kept in float32, as the released NumPy code does.
     """
     bytes_as_floats = (np.arange(256) / 255.0).astype(np.float32)
+    channels = list(zip(config.mean, config.std, strict=True))
     tables: list[npt.NDArray[np.unsignedinteger]] = []
-    for mean, std in zip(config.mean, config.std, strict=True):
+    for mean, std in channels[:1] if len(set(channels)) == 1 else channels:
         centred = (bytes_as_floats.astype(np.float64) - mean).astype(np.float32)
         table = (centred.astype(np.float64) * (1.0 / std)).astype(np.float32)
         # The order of the bytes in memory, whichever end of a number comes first.

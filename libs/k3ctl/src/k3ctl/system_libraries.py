@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from k3core.transfer.system_libraries import LIBRARIES, preload, private_folder
@@ -24,22 +25,38 @@ def fetch(folder: Path) -> bool:
     """Downloads and unpacks the packages; says whether all libraries are there."""
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
         return False
-    with tempfile.TemporaryDirectory() as scratch:
-        for package in PACKAGES:
-            done = subprocess.run(
-                ["apt-get", "download", package], cwd=scratch, capture_output=True, check=False
-            )
-            if done.returncode:
-                return False
-        for archive in Path(scratch).glob("*.deb"):
-            subprocess.run(["dpkg", "-x", str(archive), scratch], check=True)
+    with tempfile.TemporaryDirectory(prefix="k3-libraries-") as name:
+        scratch = Path(name)
+        if not (_download(scratch, ()) or _download(scratch, _own_lists(scratch))):
+            return False
+        for archive in scratch.glob("*.deb"):
+            subprocess.run(["dpkg", "-x", str(archive), str(scratch)], check=True)
+        found = {library: next(scratch.rglob(library), None) for library in LIBRARIES}
+        if None in found.values():
+            return False
         folder.mkdir(parents=True, exist_ok=True)
-        for name in LIBRARIES:
-            found = next(Path(scratch).rglob(name), None)
-            if found is None:
-                return False
-            shutil.copy(found.resolve(), folder / name)
+        for library, path in found.items():
+            if path is not None:
+                shutil.copy(path.resolve(), folder / library)
     return True
+
+
+def _download(scratch: Path, options: Sequence[str]) -> bool:
+    """Downloads all packages into a folder; says whether it could."""
+    command = ["apt-get", *options, "download", *PACKAGES]
+    return subprocess.run(command, cwd=scratch, capture_output=True, check=False).returncode == 0
+
+
+def _own_lists(scratch: Path) -> list[str]:
+    """Fetches package lists of our own: a bare machine has none, and only root may renew them."""
+    for part in ("lists/partial", "cache/archives/partial"):
+        (scratch / part).mkdir(parents=True)
+    options = [
+        "-o", f"Dir::State::lists={scratch}/lists", "-o", f"Dir::Cache={scratch}/cache",
+        "-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=1",
+    ]  # fmt: skip
+    subprocess.run(["apt-get", *options, "update"], capture_output=True, check=False)
+    return options
 
 
 def main() -> int:

@@ -14,10 +14,12 @@ from hypothesis.stateful import run_state_machine_as_test
 from support.cache_machine import CacheMachine
 
 from k3core.cache import coordinator, match
-from k3core.cache.coordinator import Admission, PrefixCache
+from k3core.cache.admission import Admission
+from k3core.cache.coordinator import PrefixCache
 from k3core.cache.fence import StepFence
 from k3core.cache.hashing import ImageMark
 from k3core.cache.positions import StateClass
+from k3core.cache.promises import Promises
 from k3core.cache.sequence import Sequence
 from k3core.cache.spec import CacheError
 from k3core.cache.state_manager import Checkpoint
@@ -84,7 +86,7 @@ def _visible_in_the_same_step(patch: Patch) -> dict[str, object]:
                     0,
                 )
             )
-        cache.pending.clear()
+        cache.promises.pending.clear()
         return taken
 
     def seal(
@@ -102,7 +104,7 @@ def _visible_in_the_same_step(patch: Patch) -> dict[str, object]:
 
     patch.setattr(StepPlanner, "add_chunk", add_chunk)
     patch.setattr(PrefixCache, "seal", seal)
-    patch.setattr(PrefixCache, "_withdraw", lambda self, digest: None)
+    patch.setattr(Promises, "_withdraw", lambda self, digest: None)
     return {"codec": "raw", "export_mode": "in_pass", "path_cap": -1}
 
 

@@ -9,38 +9,22 @@ exactly this prefix with all rows before it resident; a sealed checkpoint's byte
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from k3core.cache.block_pool import PageMove, make_pool
+from k3core.cache.admission import Admission, Admitter
+from k3core.cache.block_pool import PageMove
 from k3core.cache.evictor import Evictor
 from k3core.cache.fence import StepFence
 from k3core.cache.hashing import ImageMark, extend_digests, root_digest
-from k3core.cache.match import Match, deepest, find_match
+from k3core.cache.match import Match, find_match
+from k3core.cache.memory_plan import make_pool
 from k3core.cache.paged_manager import PagedManager
-from k3core.cache.positions import StateClass, decode_targets, is_rolling, prompt_targets
+from k3core.cache.positions import StateClass, decode_targets, prompt_targets
+from k3core.cache.promises import Promises
+from k3core.cache.sealing import Sealer
 from k3core.cache.sequence import Sequence
-from k3core.cache.spec import CacheConfig, CacheError
-from k3core.cache.state_manager import Checkpoint, SlotState, StateManager
+from k3core.cache.spec import CacheConfig
+from k3core.cache.state_manager import StateManager
 from k3core.cache.stats import CacheStats, count
-
-
-@dataclass(slots=True, eq=False)
-class Admission:
-    """Reservations of one `begin`, until `commit` or `rollback`.
-
-    Attributes:
-        sequence: what was admitted.
-        match: what it reuses.
-        source: pages of the checkpoint to restore, () if there is nothing to copy.
-        checkpoint: pinned until `end_restore`; None if nothing is copied.
-        is_resumed: the sequence ran before; its lookup is counted apart.
-    """
-
-    sequence: Sequence
-    match: Match
-    source: tuple[int, ...]
-    checkpoint: Checkpoint | None
-    is_resumed: bool = False
 
 
 class PrefixCache:
@@ -65,10 +49,10 @@ class PrefixCache:
         self.paged = PagedManager(config, self.pool)
         self.states = StateManager(config, self.pool)
         self.evictor = Evictor(config, self.pool, self.paged, self.states, self.stats)
-        self.pending: dict[bytes, int] = {}
-        self._announcers: dict[bytes, int] = {}
+        self.promises = Promises(config.unit_tokens)
         self.epoch = 0
-        self._sequences: dict[int, Sequence] = {}
+        self._sealer = Sealer(config, self.paged, self.states, self.evictor, self.fence, self.stats)
+        self._admitter = Admitter(config, self.paged, self.states, self.evictor, self.stats)
         self._pinned_pages: set[int] = set()
 
     # --- identity and lookup -------------------------------------------------------------
@@ -108,7 +92,7 @@ class PrefixCache:
 
     def lookup(self, sequence: Sequence) -> Match:
         """What could be reused now. Pure: two in a row agree and nothing has changed."""
-        return find_match(self.config, self.paged, self.states, sequence, self.pending)
+        return find_match(self.config, self.paged, self.states, sequence, self.promises.pending)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether an empty cache could hold so many tokens and one live state."""
@@ -131,12 +115,7 @@ class PrefixCache:
         Returns:
             None if there is no room now.
         """
-        admission = self._try_begin(sequence, match)
-        if admission is None and is_alone and match.checkpoint is not None:
-            admission = self._take_over(sequence, match) or self._try_begin(
-                sequence, _without_hit(match)
-            )
-        return admission
+        return self._admitter.begin(sequence, match, is_alone)
 
     def commit(self, admission: Admission) -> None:
         """The admission counts: ages, counters and targets are set."""
@@ -234,9 +213,7 @@ class PrefixCache:
 
     def settle(self, sequence: Sequence) -> None:
         """What was announced up to here was sealed or was not: nobody need wait for it."""
-        passed = [p for p in sequence.announced if p <= sequence.num_computed]
-        for position in passed:
-            self._withdraw(sequence.announced.pop(position))
+        self.promises.settle(sequence)
 
     def seal(
         self, sequence: Sequence, position: int, pages: tuple[int, ...], reason: StateClass
@@ -246,34 +223,7 @@ class PrefixCache:
         Raises:
             CacheError: if the position is not the end of a unit whose rows are published.
         """
-        unit = self.config.unit_tokens
-        place = position // unit
-        if position % unit or not 0 < place <= sequence.num_published:
-            raise CacheError(f"no checkpoint can stand at {position}")
-        digest = sequence.digests[place - 1]
-        checkpoint = Checkpoint(
-            digest=digest,
-            position=position,
-            pages=pages,
-            codec=self.config.codec,
-            reason=reason,
-            unit=sequence.units[place - 1],
-            epoch=self.epoch,
-            previous=self._previous(sequence, place - 1),
-            successor=next(iter(sequence.digests[place : place + 1]), b""),
-            number=0,
-        )
-        is_new = self.states.seal(checkpoint)
-        if is_new:
-            count(self.stats.exports, reason.name.lower())
-            self.paged.lost_state.discard(checkpoint.unit)
-            self._replace_rolling(sequence, checkpoint)
-            if self.config.path_cap > 0:
-                # After the step: what it restored from is locked until then.
-                self.fence.after(lambda: self._trim_path(sequence, checkpoint))
-        else:
-            self.stats.refused_states += 1
-        return is_new
+        return self._sealer.seal(sequence, position, pages, reason, self.epoch)
 
     def cancel_export(self, pages: tuple[int, ...]) -> None:
         """A reserved slot was not written: it is freed and never seen."""
@@ -294,7 +244,7 @@ class PrefixCache:
             Whether the state was donated.
         """
         is_donated = False
-        if donate is not None and self._can_donate(sequence):
+        if donate is not None and self._sealer.can_donate(sequence):
             is_donated = self.seal(sequence, sequence.num_computed, sequence.live, donate)
             self.stats.donations += is_donated
         elif sequence.live:
@@ -308,7 +258,7 @@ class PrefixCache:
 
     def reset(self) -> bool:
         """Forget everything; refused (False, nothing changed) while anything runs or is pinned."""
-        is_held = self._sequences or self.paged.num_referenced_pages()
+        is_held = self._admitter.sequences or self.paged.num_referenced_pages()
         if is_held or not self.fence.is_idle or any(c.pins for c in self.states.sealed.values()):
             return False
         for checkpoint in list(self.states.sealed.values()):
@@ -328,7 +278,7 @@ class PrefixCache:
 
     def sequences(self) -> list[Sequence]:
         """Sequences that hold pages now."""
-        return list(self._sequences.values())
+        return list(self._admitter.sequences.values())
 
     def pin_pages(self, pages: Iterable[int]) -> None:
         """Keep pages where they are: a transfer reads or writes them."""
@@ -353,58 +303,6 @@ class PrefixCache:
             sequence.images,
         )
 
-    def _try_begin(self, sequence: Sequence, match: Match) -> Admission | None:
-        assert not sequence.units
-        assert not sequence.live
-        unit, groups = self.config.unit_tokens, self.states.groups
-        reused = [self.paged.index[d] for d in sequence.digests[: match.hit // unit]]
-        fresh = -(-match.num_tokens // unit) - len(reused)
-        last = reused[-1] if reused else -1
-        self.paged.reference(reused)
-        if match.checkpoint is not None:
-            self.states.pin(match.checkpoint)
-        rows = self.paged.pages_for(-1, last, fresh)
-        if not self.evictor.make_room(rows, groups):
-            if match.checkpoint is not None:
-                self.states.unpin(match.checkpoint)
-            self.paged.release(reused)
-            return None
-        self._fill(sequence, match, reused, fresh)
-        live = self.states.reserve(groups)
-        assert live is not None
-        sequence.live = live
-        source = match.checkpoint.pages if match.checkpoint else ()
-        return Admission(sequence, match, source, match.checkpoint)
-
-    def _take_over(self, sequence: Sequence, match: Match) -> Admission | None:
-        """Admit with the checkpoint itself as the live state; for when no slot is left."""
-        checkpoint = match.checkpoint
-        if checkpoint is None or checkpoint.pins or checkpoint.codec != "raw":
-            return None
-        unit = self.config.unit_tokens
-        reused = [self.paged.index[d] for d in sequence.digests[: match.hit // unit]]
-        fresh = -(-match.num_tokens // unit) - len(reused)
-        self.paged.reference(reused)
-        self.states.pin(checkpoint)
-        has_room = self.evictor.make_room(self.paged.pages_for(-1, reused[-1], fresh), 0)
-        self.states.unpin(checkpoint)
-        if not has_room:
-            self.paged.release(reused)
-            return None
-        sequence.live = self.states.take_over(checkpoint)
-        self.paged.lost_state.add(checkpoint.unit)
-        self.stats.takeovers += 1
-        self._fill(sequence, match, reused, fresh)
-        return Admission(sequence, match, (), None)
-
-    def _fill(self, sequence: Sequence, match: Match, reused: list[int], fresh: int) -> None:
-        sequence.units = reused
-        sequence.num_published = len(reused)
-        sequence.open_page = self.paged.grow(sequence.units, -1, fresh)
-        sequence.num_computed = match.hit
-        sequence.target_length = match.num_tokens
-        self._sequences[id(sequence)] = sequence
-
     def _plan_targets(self, sequence: Sequence, match: Match) -> None:
         spare = 0
         if self.config.retention.opportunistic:
@@ -420,68 +318,7 @@ class PrefixCache:
         for position in decode_targets(self.config, sequence.prompt_length, match.num_tokens):
             if position > match.hit:
                 sequence.targets.setdefault(position, StateClass.GRID)
-        self._announce(sequence)
-
-    def _announce(self, sequence: Sequence) -> None:
-        """Let others know what will be sealed, so that they may wait instead of computing it."""
-        unit = self.config.unit_tokens
-        for position, reason in sequence.targets.items():
-            place = position // unit - 1
-            if reason > StateClass.OPPORTUNISTIC and place < len(sequence.digests):
-                digest = sequence.digests[place]
-                sequence.announced[position] = digest
-                self.pending[digest] = position
-                self._announcers[digest] = self._announcers.get(digest, 0) + 1
-
-    def _withdraw(self, digest: bytes) -> None:
-        self._announcers[digest] -= 1
-        if not self._announcers[digest]:
-            del self._announcers[digest], self.pending[digest]
-
-    def _previous(self, sequence: Sequence, units: int) -> int:
-        if self.config.eviction != "marconi":
-            return 0
-        found = deepest(self.config, sequence.digests, self.states.sealed, units)
-        return self.states.sealed[found].position if found else 0
-
-    def _can_donate(self, sequence: Sequence) -> bool:
-        position = sequence.num_computed
-        return (
-            bool(sequence.live)
-            and position > 0
-            and position % self.config.unit_tokens == 0
-            and (self.config.partial_hits or position % self.config.grid == 0)
-            and self.config.codec == "raw"
-            and self.states.slots.get(sequence.live[0]) == SlotState.RESERVED
-        )
-
-    def _replace_rolling(self, sequence: Sequence, checkpoint: Checkpoint) -> None:
-        position = checkpoint.position
-        if position <= sequence.prompt_length or not is_rolling(self.config, position):
-            return
-        older = self.states.sealed.get(sequence.rolling)
-        if older is not None and not older.pins and not older.hits:
-            self.evictor.evict_state(older)
-        sequence.rolling = checkpoint.digest
-
-    def _trim_path(self, sequence: Sequence, newest: Checkpoint) -> None:
-        """Keep at most `path_cap` states on this path: shallow ones go, forks and the tail stay."""
-        path = [
-            self.states.sealed[d] for d in filter(self.states.sealed.__contains__, sequence.digests)
-        ]
-        surplus = len(path) - self.config.path_cap
-        for checkpoint in path[:-1]:
-            if surplus <= 0:
-                return
-            is_exempt = (
-                checkpoint is newest
-                or checkpoint.pins
-                or checkpoint.reason == StateClass.JUNCTION
-                or self.paged.children[checkpoint.unit] > 1
-            )
-            if not is_exempt:
-                self.evictor.evict_state(checkpoint)
-                surplus -= 1
+        self.promises.announce(sequence)
 
     def _drop_tables(self, sequence: Sequence) -> None:
         self.paged.close_page(sequence.open_page)
@@ -494,17 +331,9 @@ class PrefixCache:
         sequence.num_published = 0
         sequence.num_computed = 0
         sequence.targets = {}
-        for digest in sequence.announced.values():
-            self._withdraw(digest)
-        sequence.announced = {}
+        self.promises.drop(sequence)
         sequence.rolling = b""
-        self._sequences.pop(id(sequence), None)
+        self._admitter.sequences.pop(id(sequence), None)
 
     def _is_movable(self, page: int) -> bool:
         return self.fence.is_idle and page not in self._pinned_pages
-
-
-def _without_hit(match: Match) -> Match:
-    return Match(
-        match.num_tokens, match.matched, 0, None, match.junction, match.gap + match.hit, "evicted"
-    )

@@ -60,6 +60,11 @@ class Entry:
         return len(self.sequence.tokens) - self.sequence.prompt_length
 
     @property
+    def num_wanted(self) -> int:
+        """Tokens still to be sampled."""
+        return self.request.max_new_tokens - self.num_generated
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether admission's tokens are not all computed yet."""
         return self.sequence.num_computed < self.sequence.target_length

@@ -8,11 +8,12 @@ from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from k3core.cache.coordinator import Admission, PrefixCache
+from k3core.cache.admission import Admission
+from k3core.cache.coordinator import PrefixCache
 from k3core.cache.positions import StateClass, decode_targets, next_chunk
-from k3core.scheduler.embeddings import EmbeddingCache
 from k3core.scheduler.entry import Entry
-from k3core.scheduler.plan import Event, ImageNeed, PageCopy, PlannedExport, RowPlan, StepPlan
+from k3core.scheduler.pictures import Pictures, needs
+from k3core.scheduler.plan import Event, PageCopy, PlannedExport, RowPlan, StepPlan
 
 
 @dataclass(slots=True)
@@ -42,13 +43,11 @@ class StepPlanner:
     def __init__(
         self,
         cache: PrefixCache,
-        embeddings: EmbeddingCache | None,
-        waits_for_embeddings: bool,
+        pictures: Pictures,
         holds_after_prompt: bool,
     ) -> None:
         self._cache = cache
-        self._embeddings = embeddings
-        self._waits = waits_for_embeddings
+        self._pictures = pictures
         self._holds_after_prompt = holds_after_prompt
 
     def add_decode(self, step: DraftStep, entry: Entry, num_drafts: int) -> None:
@@ -69,13 +68,13 @@ class StepPlanner:
         cache, sequence = self._cache, entry.sequence
         start, n = sequence.num_computed, sequence.target_length
         chunk = next_chunk(cache.config, start, budget, n, sequence.targets)
-        limit = self._image_limit(entry, start, chunk.end)
+        limit = self._pictures.limit(entry, start, chunk.end)
         if limit < chunk.end:
             limit -= limit % cache.config.unit_tokens
             if limit <= start:
                 return 0
             chunk = next_chunk(cache.config, start, limit - start, n, sequence.targets)
-        self._acquire_images(step, entry, start, chunk.end)
+        step.encode_images += self._pictures.acquire(entry, start, chunk.end)
         is_last = chunk.end == n
         wants = is_last and entry.num_generated < entry.request.max_new_tokens
         for position in chunk.exports:
@@ -102,7 +101,6 @@ class StepPlanner:
             for export, packed in row.entry.exports
             if packed
         )
-        dropped = self._embeddings.drain_dropped() if self._embeddings else ()
         return StepPlan(
             step=number,
             rows=tuple(self._row(row) for row in step.rows),
@@ -110,7 +108,7 @@ class StepPlanner:
             encodes=encodes,
             moves=moves,
             encode_images=tuple(step.encode_images),
-            dropped_images=dropped,
+            dropped_images=self._pictures.drain_dropped(),
             events=events,
         )
 
@@ -141,7 +139,7 @@ class StepPlanner:
             exports=tuple(
                 PlannedExport(e.position, e.offset, self._places(e.pages)) for e, _ in entry.exports
             ),
-            images=self._needs(entry, row.start, known),
+            images=needs(entry, row.start, known),
             num_drafts=row.num_drafts,
         )
 
@@ -165,74 +163,6 @@ class StepPlanner:
             return False
         is_end = entry.num_generated + 1 >= entry.request.max_new_tokens
         return self._holds_after_prompt or is_end
-
-    def _image_limit(self, entry: Entry, start: int, end: int) -> int:
-        """How far a chunk may go before a picture that cannot be had now."""
-        if not self._waits and self._embeddings is None:
-            return end
-        for index, image in enumerate(entry.request.images):
-            if image.offset >= end:
-                break
-            if image.offset + image.count <= start:
-                continue
-            if self._waits and index not in entry.ready_images:
-                return max(start, image.offset)
-            if self._embeddings is not None and index not in entry.acquired_images:
-                if not self._embeddings.can_acquire(image.key, image.count):
-                    return max(start, image.offset)
-                # Acquired one after the other, so that each sees the room the others left.
-                return self._limit_from(entry, index, end)
-        return end
-
-    def _limit_from(self, entry: Entry, first: int, end: int) -> int:
-        embeddings = self._embeddings
-        assert embeddings is not None
-        room = embeddings.free + embeddings.num_idle_tokens
-        counted: set[bytes] = set()
-        for index in range(first, len(entry.request.images)):
-            image = entry.request.images[index]
-            if image.offset >= end:
-                break
-            if self._waits and index not in entry.ready_images:
-                return image.offset
-            if index in entry.acquired_images or image.key in counted:
-                continue
-            counted.add(image.key)
-            if embeddings.holds(image.key, image.count):
-                room -= image.count if embeddings.is_idle(image.key) else 0
-            else:
-                room -= image.count
-            if room < 0:
-                return image.offset
-        return end
-
-    def _acquire_images(self, step: DraftStep, entry: Entry, start: int, end: int) -> None:
-        embeddings = self._embeddings
-        if embeddings is None:
-            return
-        wanted = [
-            (index, image)
-            for index, image in enumerate(entry.request.images)
-            if image.offset < end
-            and image.offset + image.count > start
-            and index not in entry.acquired_images
-        ]
-        # Those that are held first, so that making room for the others cannot drop them.
-        wanted.sort(key=lambda each: not embeddings.holds(each[1].key, each[1].count))
-        for index, image in wanted:
-            entry.acquired_images.add(index)
-            if embeddings.acquire(image.key, image.count):
-                step.encode_images.append(image.key)
-
-    def _needs(self, entry: Entry, start: int, end: int) -> tuple[ImageNeed, ...]:
-        needs: list[ImageNeed] = []
-        for index, image in enumerate(entry.request.images):
-            first, last = max(start, image.offset), min(end, image.offset + image.count)
-            if first < last:
-                needs.append(
-                    ImageNeed(index, image.key, first - image.offset, first - start, last - first)
-                )
-        return tuple(needs)
 
     def _places(self, pages: Items[int]) -> tuple[int, ...]:
         return tuple(map(self._cache.pool.place, pages))

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from k3ctl.stack.settings import UpSettings
 from k3wire.service.settings import CommonSettings, fields_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +38,7 @@ def _cell(value: Any) -> str:
     return str(value) if value != "" else "(empty)"
 
 
-def _table(kind: type[CommonSettings], leave_out: set[str]) -> list[str]:
+def _table(kind: type[msgspec.Struct], leave_out: set[str]) -> list[str]:
     default = kind()
     rows = ["| Variable | Default | Unit | Meaning |", "|---|---|---|---|"]
     for field, (setting, _) in fields_of(kind).items():
@@ -55,12 +58,12 @@ def page() -> str:
         "",
         "## The local stack (`k3 up`)",
         "",
+        *_table(UpSettings, set()),
+        "",
+        "## Commands and set-up",
+        "",
         "| Variable | Meaning |",
         "|---|---|",
-        "| `K3_UP_FOLDER` | Folder of state, logs and traces; `.k3/run` by default. |",
-        "| `K3_UP_NATS_PORT` | Fixed port of NATS; a free one by default. |",
-        "| `K3_UP_REDIS_PORT` | Fixed port of Redis; a free one by default. |",
-        "| `K3_UP_MOONCAKE_PORT` | Fixed port of Mooncake's master; a free one by default. |",
         "| `K3_API_KEY` | Key that `k3 ask` sends. |",
         "| `K3_LIBRARY_PATH` | Folder of unpacked system libraries that Mooncake needs. |",
         "| `OTEL_EXPORTER_OTLP_ENDPOINT` | Where spans go by OTLP/HTTP, beside the JSON lines. |",

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from k3ctl.client import Answer, AskFailed, Client, question
+from k3ctl.stack.plan import API_KEY
 from k3ctl.stack.state import read_state, run_folder
 from k3ctl.subparsers import Subparsers
 from k3ctl.waterfall import draw
@@ -24,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--effort", choices=("none", "low", "high", "max"), default="low")
     parser.add_argument("--url", default="", help="gateway; by default that of `k3 up` here")
-    parser.add_argument("--api-key", default=os.environ.get("K3_API_KEY", ""))
+    parser.add_argument("--api-key", default=os.environ.get(API_KEY, ""))
     parser.set_defaults(run=run)
 
 

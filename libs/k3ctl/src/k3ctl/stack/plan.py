@@ -19,6 +19,9 @@ START_ORDER: tuple[Stage, ...] = (
 
 DEFAULT_GRACE_S = 30.0
 
+API_KEY = "K3_API_KEY"
+"""Key that `k3 ask` sends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
@@ -96,4 +99,5 @@ class StackPlan:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith(PREFIX)
+    """Whether a variable is for the command line, and an unknown one to the workers."""
+    return name.startswith(PREFIX) or name == API_KEY

@@ -14,7 +14,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from k3wire.blobs.circuit import Circuit
 from k3wire.errors import TierUnavailable
@@ -22,6 +22,9 @@ from k3wire.errors import TierUnavailable
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# The cluster client raises one error that its own family does not include.
+FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError)
 
 CONNECT_TIMEOUT_S = 0.3
 OPERATION_TIMEOUT_S = 0.5
@@ -85,7 +88,7 @@ class RedisBlobStore:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 await self._client.ping()
-        except (RedisError, OSError, TimeoutError):
+        except FAILURES:
             return False
         logger.info("redis available")
         return True
@@ -104,7 +107,7 @@ class RedisBlobStore:
                 # Full, read-only or misused: it answers, so the next question may fare better.
                 logger.warning("redis refused", extra={"error": type(error).__name__})
                 raise TierUnavailable("Redis refused") from error
-            except (RedisError, OSError, TimeoutError) as error:
+            except FAILURES as error:
                 if self._circuit.trip():
                     logger.warning("redis unavailable", extra={"error": type(error).__name__})
                 raise TierUnavailable("Redis does not answer") from error
@@ -144,5 +147,5 @@ class RedisBlobStore:
         try:
             async with asyncio.timeout(1):
                 await self._client.aclose()
-        except (RedisError, OSError, TimeoutError):
+        except FAILURES:
             logger.info("redis close failed")

@@ -1,0 +1,192 @@
+"""Blob stores: one set of promises, in memory and in a real Redis; then what Redis does to us."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.redis_server import free_port, redis_server
+
+from k3wire.blobs.base import BlobStore
+from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.blobs.redis_store import MAX_VALUE_BYTES, RedisBlobStore
+from k3wire.errors import TierUnavailable
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    if request.param == "memory":
+        yield MemoryBlobStore()
+        return
+    async with redis_server() as url:
+        opened = RedisBlobStore.open(url)
+        yield opened
+        await opened.close()
+        await opened.close()
+
+
+async def test_what_is_put_is_got_until_it_is_deleted(store: BlobStore) -> None:
+    assert await store.get("k") is None
+    for data in (b"", b"\0\xff" * 3, bytes(2_000_000)):
+        await store.put("k", data, ttl_s=60)
+        assert await store.get("k") == data
+    await store.delete("k")
+    await store.delete("k")
+    assert await store.get("k") is None
+
+
+async def test_only_the_first_of_many_writers_wins(store: BlobStore) -> None:
+    won = await asyncio.gather(*(store.put_if_absent("k", bytes([i]), ttl_s=60) for i in range(50)))
+    assert sum(won) == 1
+    assert await store.get("k") == bytes([won.index(True)])
+
+
+async def test_values_end_and_are_renewed(store: BlobStore) -> None:
+    await store.put("short", b"x", ttl_s=0.05)
+    await store.put("long", b"x", ttl_s=0.05)
+    assert await store.touch("long", ttl_s=60)
+    async with asyncio.timeout(5):
+        while await store.get("short") is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await store.get("long") == b"x"
+    assert not await store.touch("short", ttl_s=60)
+    assert await store.put_if_absent("short", b"y", ttl_s=60)
+
+
+async def test_more_callers_than_connections_wait_their_turn(store: BlobStore) -> None:
+    await asyncio.gather(*(store.put(str(i), b"x" * 1000, ttl_s=60) for i in range(500)))
+    found = await asyncio.gather(*(store.get(str(i)) for i in range(500)))
+    assert set(found) == {b"x" * 1000}
+
+
+async def test_memory_forgets_what_was_used_longest_ago() -> None:
+    store = MemoryBlobStore(30)
+    for key in "abc":
+        await store.put(key, b"x" * 10, ttl_s=60)
+    await store.get("a")
+    await store.put("d", b"x" * 10, ttl_s=60)
+    assert [await store.get(key) is not None for key in "abcd"] == [True, False, True, True]
+
+
+async def test_a_redis_that_is_not_there_is_unavailable_and_soon_not_even_asked() -> None:
+    store = RedisBlobStore.open(f"redis://127.0.0.1:{free_port()}/0")
+    for _ in range(3):
+        with pytest.raises(TierUnavailable):
+            await store.get("k")
+    assert store.is_open
+    await store.close()
+
+
+async def test_a_frozen_redis_costs_one_time_out_and_heals(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    port = free_port()
+    async with redis_server(port) as url:
+        store = RedisBlobStore.open(url)
+        await store.put("k", b"x", ttl_s=60)
+        pid = await server_pid(port)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(5):
+                # Two hundred callers in a row: the first waits, the others do not.
+                for _ in range(200):
+                    with pytest.raises(TierUnavailable):
+                        await store.get("k")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until_answers(store)
+        assert await store.get("k") == b"x"
+        await store.close()
+    assert sum("redis unavailable" in record.message for record in caplog.records) == 1
+
+
+async def test_a_redis_that_restarts_is_used_again() -> None:
+    port = free_port()
+    async with redis_server(port) as url:
+        store = RedisBlobStore.open(url)
+        await store.put("k", b"x", ttl_s=60)
+    with pytest.raises(TierUnavailable):
+        await store.get("k")
+    async with redis_server(port):
+        await until_answers(store)
+        assert await store.get("k") is None
+        await store.close()
+
+
+async def test_a_full_redis_refuses_and_is_still_asked() -> None:
+    arguments = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
+    async with redis_server(arguments=arguments) as url:
+        store = RedisBlobStore.open(url)
+        with pytest.raises(TierUnavailable):
+            for index in range(5):
+                await store.put(str(index), bytes(1_000_000), ttl_s=60)
+        assert not store.is_open
+        assert await store.get("nothing") is None
+        await store.close()
+
+
+async def test_values_that_are_too_long_are_not_sent() -> None:
+    store = RedisBlobStore.open(f"redis://127.0.0.1:{free_port()}/0")
+    for put in (store.put, store.put_if_absent):
+        with pytest.raises(TierUnavailable):
+            await put("k", bytes(MAX_VALUE_BYTES + 1), ttl_s=60)
+    assert not store.is_open
+    await store.close()
+
+
+async def test_a_cancelled_reader_leaves_the_connection_usable() -> None:
+    async with redis_server() as url:
+        store = RedisBlobStore.open(url)
+        await store.put("long", bytes(8_000_000), ttl_s=60)
+        await store.put("short", b"x", ttl_s=60)
+        for _ in range(20):
+            reading = asyncio.get_running_loop().create_task(store.get("long"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+            assert await store.get("short") == b"x"
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://127.0.0.1:1,127.0.0.1:2/3?service=main",
+        "redis+cluster://127.0.0.1:1",
+        "rediss://127.0.0.1:1/0",
+        "unix:///nowhere/redis.sock",
+    ],
+)
+async def test_every_kind_of_address_opens_and_is_unavailable_where_nobody_listens(
+    url: str,
+) -> None:
+    store = RedisBlobStore.open(url)
+    started_s = time.monotonic()
+    with pytest.raises(TierUnavailable):
+        await store.get("k")
+    assert time.monotonic() - started_s < 5
+    await store.close()
+
+
+async def server_pid(port: int) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"INFO server\r\n")
+    text = b""
+    while b"process_id:" not in text or b"\n" not in text.rpartition(b"process_id:")[2]:
+        text += await reader.read(4096)
+    writer.close()
+    return int(text.partition(b"process_id:")[2].split()[0])
+
+
+async def until_answers(store: RedisBlobStore) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await store.get("nothing")
+                return
+            except TierUnavailable:
+                await asyncio.sleep(0.02)

@@ -171,8 +171,8 @@ class EngineCore:
     def step(self, tell: Callable[[tuple[EngineEvent, ...]], None]) -> float | None:
         """Plans, runs and commits one step, if there is anything to run; see `thread.Core.step`.
 
-        What the prefix cache gave new requests is told before the pass, so that their pictures
-        are fetched while the text before them is computed.
+        Which pictures new requests need is told before the pass, so that they are fetched while
+        the text before them is computed.
         """
         now_s = self._clock()
         held = self._runner.held(now_s)
@@ -181,7 +181,8 @@ class EngineCore:
             self._scheduler.let_go(key)
         plan = self._scheduler.schedule(held.keys())
         self._announce_admissions()
-        self._hand_over_events(tell)
+        if any(event.images for event in self._events):
+            self._hand_over_events(tell)
         if plan.rows:
             self._run(plan, now_s)
         else:

@@ -260,3 +260,16 @@ async def test_a_sandbox_that_cannot_start_says_so_and_leaves_nothing(
     with pytest.raises(WorkerLost):
         async with Sandbox(K3, ImageLimits(), SandboxConfig(2, 8)):
             raise AssertionError("a sandbox without workers is no sandbox")
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process() -> None:
+    sandbox = Sandbox(K3, ImageLimits(), SandboxConfig(2, 8))
+    opening = asyncio.ensure_future(sandbox.__aenter__())  # noqa: TID251
+    await until(lambda: len(sandbox.pids) == 2)
+    pids = sandbox.pids
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -88,6 +88,9 @@ class Sandbox:
             async with asyncio.TaskGroup() as starts:
                 for process in self._processes:
                     starts.create_task(process.start())
+        except asyncio.CancelledError:
+            await self._close_all()
+            raise
         except BaseExceptionGroup as group:
             await self._close_all()
             # Every worker fails for the same reason; one of them says it.

@@ -111,6 +111,27 @@ async def test_a_master_that_comes_back_empty_is_used_again_by_the_same_client()
         await store.close()
 
 
+async def test_a_master_that_hangs_at_the_start_is_left_alone_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Each try to set up holds the whole interpreter for seconds; a refused connection does not.
+    monkeypatch.setattr("k3core.transfer.mooncake.OPEN_S", 0.0)
+    async with mooncake.mooncake_store() as running:
+        await freeze(running.master_process)
+        try:
+            store = MooncakeStore(running.master, "127.0.0.1")
+            async with asyncio.timeout(20):
+                assert not await store.connect()
+            assert store.is_open
+        finally:
+            running.master_process.send_signal(signal.SIGCONT)
+        await store.close()
+    away = MooncakeStore(running.master, "127.0.0.1")
+    assert not await away.connect()
+    assert not away.is_open
+    await away.close()
+
+
 async def test_objects_of_a_dead_owner_count_as_absent_after_the_first_failure() -> None:
     source, target = Memory(5), Memory()
     async with mooncake.mooncake_store() as running:

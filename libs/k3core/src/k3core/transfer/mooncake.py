@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 OPEN_S = 2.0
 """How long a master, or a peer, that did not answer is left alone."""
 
+SETUP_OPEN_S = 60.0
+"""How long a master is left alone that accepts connections and does not answer: each try to set up
+holds the whole interpreter for as long as a call may take."""
+
 SLOW_FAILURE_S = 1.0
 """A failure that took so long was a time-out: the next call would take as long."""
 
@@ -209,7 +213,7 @@ class MooncakeStore:
                 try:
                     await self._gate.run(self._connect)
                 except TierUnavailable as error:
-                    self._trip(error.message)
+                    self._trip(error.message, error.retry_after_s or OPEN_S)
                     return False
                 except NotInstalled as error:
                     self._trip(str(error), float("inf"))
@@ -231,7 +235,9 @@ class MooncakeStore:
             self._host, "P2PHANDSHAKE", 0, LOCAL_BUFFER_BYTES, self._protocol, "", self._master
         )
         if status != 0:
-            raise TierUnavailable(f"Mooncake's store does not start (code {status})")
+            raise TierUnavailable(
+                f"Mooncake's store does not start (code {status})", retry_after_s=SETUP_OPEN_S
+            )
         for region in self._regions:
             native.register_buffer(region.address, region.size_bytes)
         self._native = native

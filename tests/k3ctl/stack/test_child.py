@@ -84,6 +84,20 @@ async def test_a_child_that_cannot_run_is_given_up(
     assert child.phase == "crash loop"
 
 
+async def test_a_program_that_vanished_is_given_up_like_one_that_ends(
+    tmp_path: Path, group: asyncio.TaskGroup
+) -> None:
+    watched = Watched(tmp_path, SLEEPER)
+    program = tmp_path / "python"
+    program.symlink_to(sys.executable)
+    watched.child.command = [str(program), *watched.child.command[1:]]
+    await watched.child.start()
+    group.create_task(watched.child.keep_running())
+    program.unlink()
+    os.kill(watched.child.pid, signal.SIGKILL)
+    await watched.until("crash loop", num_restarts=3)
+
+
 async def test_ends_long_ago_are_forgiven(tmp_path: Path, group: asyncio.TaskGroup) -> None:
     forgiving = Patience(first_backoff_s=0.001, last_backoff_s=0.002, max_ends=2, window_s=0)
     watched = Watched(tmp_path, "pass", forgiving)

@@ -143,7 +143,9 @@ class Child:
             except TimeoutError:
                 pass
             self.num_restarts += 1
-            await self.start()
+            # A program that cannot be run any more counts as one that ended at once.
+            with contextlib.suppress(OSError):
+                await self.start()
             if self._stopping.is_set():
                 # The stop came between the pause and the new process, and saw neither.
                 self.kill()

@@ -6,7 +6,7 @@ at once until a probe finds Redis again.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -47,9 +47,15 @@ MAX_VALUE_BYTES = 32 * 1024 * 1024
 class RedisBlobStore:
     """Blobs in Redis; see `k3wire.blobs.base.BlobStore`."""
 
-    def __init__(self, client: Any) -> None:
-        """Wraps a client of redis-py's asyncio family (any of its three classes)."""
+    def __init__(self, client: Any, guides: Sequence[Any] = ()) -> None:
+        """Wraps a client of redis-py's asyncio family (any of its three classes).
+
+        Args:
+            client: does the work.
+            guides: clients that tell it where the server is; closed with it.
+        """
         self._client = client
+        self._guides = guides
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
         self._circuit = Circuit(self._answers, FIRST_PROBE_S, LAST_PROBE_S)
 
@@ -75,8 +81,19 @@ class RedisBlobStore:
             parts = urlsplit(url)
             service = parse_qs(parts.query).get("service", ["mymaster"])[0]
             hosts = [host.rsplit(":", 1) for host in parts.netloc.split(",")]
-            sentinel = Sentinel([(host, int(port)) for host, port in hosts], **options)
-            return cls(sentinel.master_for(service, db=int(parts.path.strip("/") or 0)))
+            # One that is dead must not use up the time in which the next one would answer.
+            sentinel_kwargs = {
+                "socket_connect_timeout": CONNECT_TIMEOUT_S,
+                "socket_timeout": CONNECT_TIMEOUT_S,
+                "retry": options["retry"],
+            }
+            sentinel = Sentinel(
+                [(host, int(port)) for host, port in hosts],
+                sentinel_kwargs=sentinel_kwargs,
+                **options,
+            )
+            database = int(parts.path.strip("/") or 0)
+            return cls(sentinel.master_for(service, db=database), sentinel.sentinels)
         return cls(Redis.from_url(url, **options))
 
     @property
@@ -146,6 +163,7 @@ class RedisBlobStore:
         await self._circuit.close()
         try:
             async with asyncio.timeout(1):
-                await self._client.aclose()
+                for client in (self._client, *self._guides):
+                    await client.aclose()
         except FAILURES:
             logger.info("redis close failed")

@@ -42,7 +42,6 @@ def build_app(chat: ChatService, model: ServedModel, why_not_ready: Callable[[],
     _add_probes(app, why_not_ready)
     _add_models(app, chat, model)
 
-    @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
         request_id = new_request_id()
         given = request.headers.get(REQUEST_ID_HEADER, "")
@@ -57,6 +56,8 @@ def build_app(chat: ChatService, model: ServedModel, why_not_ready: Callable[[],
         response.headers[REQUEST_ID_HEADER] = shown
         return response
 
+    # A plain route: FastAPI's own would look for parameters that are not declared here.
+    app.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
     return app
 
 

@@ -58,6 +58,10 @@ class PagePool(Protocol):
         """Where a handle's bytes lie."""
         ...
 
+    def num_moves(self) -> int:
+        """Moves since the pool was made: places looked up before the last one may be stale."""
+        ...
+
     def compact(self, is_movable: Callable[[int], bool]) -> list[PageMove]:
         """Pack what is taken; pages that may not move stay where they are."""
         ...
@@ -78,12 +82,14 @@ class PageMap:
         self.place_of = list(range(num_pages))
         self.handle_at = list(range(num_pages))
         self.is_taken = [False] * num_pages
+        self.num_moves = 0
 
     def move(self, handle: int, place: int) -> PageMove:
         """Put a taken handle where a free one was; they change places."""
         other, old = self.handle_at[place], self.place_of[handle]
         assert self.is_taken[handle]
         assert not self.is_taken[other]
+        self.num_moves += 1
         self.place_of[handle], self.place_of[other] = place, old
         self.handle_at[place], self.handle_at[old] = handle, other
         return PageMove(old, place)
@@ -173,6 +179,10 @@ class FlatPool:
         """See `PagePool`."""
         return not self._map.is_taken[page]
 
+    def num_moves(self) -> int:
+        """See `PagePool`."""
+        return self._map.num_moves
+
     def compact(self, is_movable: Callable[[int], bool]) -> list[PageMove]:
         """See `PagePool`."""
         moves = self._map.pack(0, self.num_pages, is_movable)
@@ -243,6 +253,10 @@ class SplitPools:
     def is_free(self, page: int) -> bool:
         """See `PagePool`."""
         return not self._map.is_taken[page]
+
+    def num_moves(self) -> int:
+        """See `PagePool`."""
+        return self._map.num_moves
 
     def compact(self, is_movable: Callable[[int], bool]) -> list[PageMove]:
         """See `PagePool`."""

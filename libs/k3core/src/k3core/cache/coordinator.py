@@ -203,9 +203,12 @@ class PrefixCache:
         self._hash(sequence)
         full = num_computed // self.config.unit_tokens
         if full > sequence.num_published:
-            self.stats.duplicates += self.paged.publish(
+            dropped = self.paged.publish(
                 sequence.units, sequence.digests, sequence.num_published, full, self.epoch
             )
+            if dropped:
+                del sequence.placed[sequence.num_published :]
+            self.stats.duplicates += dropped
             sequence.num_published = full
             if not self.paged.is_open(sequence.open_page):
                 sequence.open_page = -1
@@ -276,6 +279,21 @@ class PrefixCache:
         self.stats.moved_pages += len(moves)
         return moves
 
+    def placed_units(self, sequence: Sequence, count: int) -> "array[int]":
+        """The first `count` units of a table as the tensors know them: in places, not handles."""
+        table, units = sequence.placed, sequence.units
+        if sequence.placed_at != self.pool.num_moves():
+            del table[:]
+            sequence.placed_at = self.pool.num_moves()
+        size, place = self.config.page_units, self.pool.place
+        page, base = -1, 0
+        for unit in units[len(table) : count]:
+            if unit // size != page:
+                page = unit // size
+                base = (place(page) - page) * size
+            table.append(unit + base)
+        return table[:count]
+
     def sequences(self) -> list[Sequence]:
         """Sequences that hold pages now."""
         return list(self._admitter.sequences.values())
@@ -326,6 +344,7 @@ class PrefixCache:
 
     def _reset(self, sequence: Sequence) -> None:
         sequence.units = []
+        del sequence.placed[:]
         sequence.live = ()
         sequence.open_page = -1
         sequence.num_published = 0

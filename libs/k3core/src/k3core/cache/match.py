@@ -124,12 +124,11 @@ def _reason(
     usable: int,
 ) -> GapReason:
     unit = config.unit_tokens
-    lost = False
-    for digest in digests[hit // unit : usable // unit]:
-        if digest in states.sealed:
-            return "drafter" if drop_tokens(config) else "partial"
-        lost = lost or paged.index[digest] in paged.lost_state
-    if lost:
+    window = digests[hit // unit : usable // unit]
+    if any(map(states.sealed.__contains__, window)):
+        return "drafter" if drop_tokens(config) else "partial"
+    lost = paged.lost_state
+    if lost and not lost.isdisjoint(map(paged.index.__getitem__, window)):
         return "evicted"
     # The unit that a drafter gives up is its loss alone if everything below it was restored.
     if drop_tokens(config) and usable - hit <= unit:

@@ -27,6 +27,8 @@ class Sequence:
         targets: checkpoint positions still wanted, with their class.
         announced: digests of checkpoints this sequence is going to seal, by position.
         rolling: digest of the newest rolling decode checkpoint, to be replaced by the next.
+        placed: `units` as the tensors know them, as far as looked up.
+        placed_at: number of page moves when `placed` was true.
         draft_tokens: drafts verified a decode step.
         target_length: tokens that admission must compute before decoding goes on.
     """
@@ -46,5 +48,7 @@ class Sequence:
     targets: dict[int, StateClass] = field(default_factory=dict[int, StateClass])
     announced: dict[int, bytes] = field(default_factory=dict[int, bytes])
     rolling: bytes = b""
+    placed: "array[int]" = field(default_factory=lambda: array("i"))
+    placed_at: int = 0
     draft_tokens: int = 0
     target_length: int = 0

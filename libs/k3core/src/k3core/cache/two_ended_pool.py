@@ -96,6 +96,10 @@ class TwoEndedPool:
         """See `PagePool`."""
         return not self._map.is_taken[page]
 
+    def num_moves(self) -> int:
+        """See `PagePool`."""
+        return self._map.num_moves
+
     def compact(self, is_movable: Callable[[int], bool]) -> list[PageMove]:
         """See `PagePool`."""
         moves: list[PageMove] = []

@@ -5,15 +5,13 @@ from k3core.cache.match import Match
 from k3core.cache.spec import CacheError
 from k3core.scheduler.entry import Entry, Status
 from k3core.scheduler.plan import HandOff, Reservation, Usage
-from k3core.scheduler.planner import StepPlanner
 
 
 class HandOver:
     """Transfer jobs and the pages they keep in place."""
 
-    def __init__(self, cache: PrefixCache, planner: StepPlanner) -> None:
+    def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._planner = planner
         self._jobs: dict[str, tuple[Entry, frozenset[int]]] = {}
 
     @property
@@ -33,7 +31,7 @@ class HandOver:
             job=job,
             request_id=request_id,
             num_tokens=sequence.num_computed,
-            units=tuple(self._planner.units(sequence.units)),
+            units=tuple(self._cache.placed_units(sequence, len(sequence.units))),
             state_pages=tuple(map(self._cache.pool.place, sequence.live)),
             first_token=entry.first_token,
         )
@@ -82,7 +80,7 @@ class HandOver:
             request_id=entry.request.request_id,
             num_tokens=n,
             num_resident=resident,
-            units=tuple(self._planner.units(sequence.units)),
+            units=tuple(self._cache.placed_units(sequence, len(sequence.units))),
             state_pages=tuple(map(cache.pool.place, sequence.live)),
         )
 

@@ -4,7 +4,6 @@ Reservations are made in page handles while the step is put together; places are
 last, because making room may still have moved pages.
 """
 
-from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -112,18 +111,6 @@ class StepPlanner:
             events=events,
         )
 
-    def units(self, units: Items[int]) -> "array[int]":
-        """Unit ids as the tensors know them: in the page's place, not its handle."""
-        size, place = self._cache.config.page_units, self._cache.pool.place
-        table = array("i")
-        page, base = -1, 0
-        for unit in units:
-            if unit // size != page:
-                page = unit // size
-                base = (place(page) - page) * size
-            table.append(unit + base)
-        return table
-
     def _row(self, row: DraftRow) -> RowPlan:
         entry, sequence = row.entry, row.entry.sequence
         covered = -(-row.end // self._cache.config.unit_tokens)
@@ -134,7 +121,7 @@ class StepPlanner:
             token_ids=sequence.tokens[row.start : known],
             is_decode=row.is_decode,
             wants_logits=row.wants_logits,
-            units=self.units(sequence.units[:covered]),
+            units=self._cache.placed_units(sequence, covered),
             state_pages=self._places(sequence.live),
             exports=tuple(
                 PlannedExport(e.position, e.offset, self._places(e.pages)) for e, _ in entry.exports

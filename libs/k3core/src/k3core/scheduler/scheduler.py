@@ -59,7 +59,7 @@ class Scheduler:
         self.embeddings = EmbeddingCache(config.encoder_tokens) if config.encoder_tokens else None
         self._pictures = Pictures(self.embeddings, config.waits_for_embeddings)
         self._planner = StepPlanner(cache, self._pictures, config.role == "prefill")
-        self._hand_over = HandOver(cache, self._planner)
+        self._hand_over = HandOver(cache)
         self._books = Books(cache, self._pictures)
         self._former = BatchFormer(
             cache, self._books, self._planner, self._hand_over, config.max_rows

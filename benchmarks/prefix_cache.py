@@ -1,0 +1,132 @@
+"""What the prefix cache costs on the host: run it to print a table against its targets.
+
+    python benchmarks/prefix_cache.py [--trace mooncake_conversation.jsonl.gz]
+
+Every figure is processor time, the best of several runs of pure bookkeeping; nothing is computed
+or copied.
+"""
+
+import argparse
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time_ns
+
+from k3core.cache.coordinator import PrefixCache
+from k3core.cache.hashing import extend_digests, root_digest
+from k3core.cache.spec import CacheConfig, Retention
+from k3core.scheduler.plan import RowResult
+from k3core.scheduler.request import Request
+from k3core.scheduler.scheduler import Scheduler, SchedulerConfig
+from k3core.simulate.trace import replay, unlimited
+from k3core.simulate.trace_formats import read_trace
+
+UNIT = 128
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--trace", type=Path, help="a Mooncake trace for the simulator's speed")
+    parser.add_argument("--repeat", type=int, default=5)
+    args = parser.parse_args()
+    rows = [
+        hashing(args.repeat),
+        lookup(args.repeat, has_states=True),
+        lookup(args.repeat, has_states=False),
+        *scaling(args.repeat),
+        million(args.repeat),
+    ]
+    if args.trace:
+        rows.append(simulator(args.trace, min(args.repeat, 3)))
+    for name, value, unit, target in rows:
+        mark = "ok" if value <= target or unit.startswith("M") and value >= target else "OVER"
+        print(f"{name:52s} {value:10.2f} {unit:9s} target {target:8.2f}  {mark}")
+
+
+Row = tuple[str, float, str, float]
+
+
+def hashing(repeat: int) -> Row:
+    """Digest chain of a 204,800-token prompt."""
+    tokens = array("i", range(204_800))
+    root = root_digest(b"", UNIT)
+    best = _best(repeat, lambda: extend_digests([], root, tokens, UNIT))
+    return "hashing", best / len(tokens), "ns/token", 8.0
+
+
+def lookup(repeat: int, has_states: bool) -> Row:
+    """Match of a 200,000-token prompt that is cached, the worst case having no state on it."""
+    retention = Retention() if has_states else Retention(prompt_end=False)
+    scheduler = _scheduler(200_000, retention)
+    prompt = array("i", range(200_000))
+    _run(scheduler, "first", prompt)
+    sequence = scheduler.cache.new_sequence("again", prompt)
+    best = _best(20 * repeat, lambda: scheduler.cache.lookup(sequence))
+    name = "lookup at 200k tokens" + ("" if has_states else ", no state at all")
+    return name, best / 1e3, "us", 60.0
+
+
+def scaling(repeat: int) -> list[Row]:
+    """Planning and committing per new unit, at two sizes that differ by eight."""
+    rows: list[Row] = []
+    for tokens in (128_000, 1_024_000):
+        prompt = array("i", range(tokens))
+        digests = tuple(_scheduler(tokens, Retention()).cache.new_sequence("x", prompt).digests)
+        best = min(_bookkeeping(prompt, digests) for _ in range(repeat))
+        name = f"plan, commit and release a unit, {tokens // 1000}k tokens"
+        rows.append((name, best / (tokens / UNIT) / 1e3, "us/unit", 3.0))
+    return rows
+
+
+def million(repeat: int) -> Row:
+    """A 1,000,000-token prompt from its tokens to its end."""
+    prompt = array("i", range(1_000_000))
+    best = min(_bookkeeping(prompt, ()) for _ in range(repeat))
+    return "1M-token prompt, hashing included", best / 1e6, "ms", 25.0
+
+
+def simulator(path: Path, repeat: int) -> Row:
+    """Replay of a Mooncake trace, prompt end and junctions."""
+    requests = list(read_trace([path], "mooncake", 512))
+    config = unlimited(CacheConfig(unit_tokens=512, page_units=1), requests)
+    best = max(replay(config, requests).tokens_per_second for _ in range(repeat))
+    return "simulator on the trace", best / 1e6, "Mtoken/s", 20.0
+
+
+def _bookkeeping(prompt: "array[int]", digests: tuple[bytes, ...]) -> int:
+    scheduler = _scheduler(len(prompt), Retention())
+    started = process_time_ns()
+    _run(scheduler, "one", prompt, digests)
+    return process_time_ns() - started
+
+
+def _scheduler(tokens: int, retention: Retention) -> Scheduler:
+    config = CacheConfig(num_pages=tokens // (UNIT * 12) + 16, retention=retention)
+    return Scheduler(SchedulerConfig(chunk_tokens=(16_384,)), PrefixCache(config))
+
+
+def _run(
+    scheduler: Scheduler, name: str, prompt: "array[int]", digests: tuple[bytes, ...] = ()
+) -> None:
+    scheduler.add(Request(name, prompt, 0, unit_digests=digests))
+    while scheduler.has_work():
+        plan = scheduler.schedule()
+        results = [
+            RowResult(row.request_id, (), tuple(export.position for export in row.exports))
+            for row in plan.rows
+        ]
+        scheduler.commit(plan, results)
+
+
+def _best(repeat: int, call: Callable[[], object]) -> int:
+    best = 1 << 62
+    for _ in range(repeat):
+        started = process_time_ns()
+        call()
+        best = min(best, process_time_ns() - started)
+    return best
+
+
+if __name__ == "__main__":
+    main()

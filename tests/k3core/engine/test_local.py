@@ -1,11 +1,13 @@
+import math
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from support.golden_model import MICRO_A, golden
 
-from k3core.engine.local import LocalEngine, LocalImage, LocalRequest
+from k3core.engine.local import LocalAnswer, LocalEngine, LocalImage, LocalRequest
 from k3core.engine.parts import EngineSizes
 from k3wire.errors import ContextLengthExceeded
 from k3wire.messages.sampling import SamplingParams
@@ -87,3 +89,55 @@ def test_pictures_are_embedded_as_recorded() -> None:
         torch.testing.assert_close(
             engine().embed(image), recorded[f"image{index}.embeds"], atol=2e-4, rtol=1e-3
         )
+
+
+def random_requests(count: int, seed: int) -> list[LocalRequest]:
+    """Prompts that share beginnings and pictures, half of them with pictures."""
+    draw = random.Random(seed)
+    placeholder = golden().config.media_placeholder_token_id
+    words = [token for token in range(200) if token != placeholder]
+    stem = [draw.choice(words) for _ in range(96)]
+    merge = 2 * 2
+    pool = [picture for picture in images() if math.prod(picture.grid_thw) <= 64 * merge]
+    found: list[LocalRequest] = []
+    for _ in range(count):
+        prompt = stem[: draw.randrange(96)]
+        pictures: list[LocalImage] = []
+        for _ in range(draw.choice((0, 0, 1, 2))):
+            picture = draw.choice(pool)
+            pictures.append(picture)
+            prompt = [*prompt, *[placeholder] * (math.prod(picture.grid_thw) // merge)]
+            prompt += [draw.choice(words) for _ in range(draw.randrange(6))]
+        prompt += [draw.choice(words) for _ in range(draw.randrange(1, 40))]
+        found.append(LocalRequest(prompt, greedy(3), tuple(pictures)))
+    return found
+
+
+@pytest.mark.slow
+def test_two_hundred_prompts_get_warm_and_together_what_they_get_cold_and_alone() -> None:
+    requests = random_requests(200, seed=21)
+    cold = [
+        engine().generate_all([replace(request, salt=f"cold-{number}")])[0].token_ids
+        for number, request in enumerate(requests)
+    ]
+    warm: list[LocalAnswer] = []
+    for start in range(0, len(requests), 8):
+        group = [replace(request, salt="warm") for request in requests[start : start + 8]]
+        warm += engine().generate_all(group)
+    assert [answer.token_ids for answer in warm] == cold
+    assert sum(answer.usage.cached_local > 0 for answer in warm) > 100
+
+
+def test_answers_survive_being_preempted_for_want_of_pages() -> None:
+    draw = random.Random(12)
+    requests = [
+        LocalRequest([draw.randrange(200) for _ in range(52 + index)], greedy(36))
+        for index in range(6)
+    ]
+    alone = [engine().generate_all([request])[0].token_ids for request in requests]
+    page_bytes = engine().page_bytes
+    tight = LocalEngine(
+        MICRO_A, EngineSizes(arena_bytes=14 * page_bytes, unit_tokens=16, chunk_tokens=64)
+    )
+    assert [answer.token_ids for answer in tight.generate_all(requests)] == alone
+    assert tight.cache_stats.resumed_queries > 0

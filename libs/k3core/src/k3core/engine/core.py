@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from k3core.cache.spec import CacheError
+from k3core.cache.stats import CacheStats
 from k3core.engine.finish import finish_reason
 from k3core.engine.live import LiveRequest, Meter
 from k3core.engine.runner import ModelRunner
@@ -68,6 +69,11 @@ class EngineCore:
     def load(self) -> EngineLoad:
         """How busy the engine is; may be read from any thread."""
         return self._meter.load
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """The prefix cache's counters; exact between two steps."""
+        return self._scheduler.cache.stats
 
     @property
     def is_quiescent(self) -> bool:

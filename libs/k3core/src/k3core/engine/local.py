@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from k3core.cache.stats import CacheStats
 from k3core.engine.assembly import DTYPES, ModelOptions, model_engine
 from k3core.engine.parts import EngineSizes
 from k3core.engine.words import EngineEvent, EngineRequest
@@ -94,6 +95,16 @@ class LocalEngine:
         self._config = load_config(checkpoint)
         self._vision: VisionModel | None = None
         self._num_requests = 0
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of this checkpoint."""
+        return self._parts.layout.page_bytes
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """The prefix cache's counters."""
+        return self._parts.core.cache_stats
 
     def generate(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from k3core.kernels import cpu_native, cpu_numba
+from k3core.kernels import cpu_native, cpu_numba, cuda_triton
 from k3core.kernels.attn_res import reference as attn_res
 from k3core.kernels.errors import BackendUnavailableError
 from k3core.kernels.interface import Kernels
@@ -38,6 +38,7 @@ class Backend:
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu-native", "cpu", cpu_native.build),
     Backend("cpu-numba", "cpu", cpu_numba.build),
+    Backend("cuda-triton", "cuda", cuda_triton.build),
 )
 
 

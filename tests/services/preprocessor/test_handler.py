@@ -1,6 +1,8 @@
 """The preprocessor by its call, with a real sandbox and everything else in memory."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -23,6 +25,7 @@ from k3wire.errors import (
     K3Error,
     NoResponders,
     TierUnavailable,
+    WorkerLost,
 )
 from k3wire.messages.base import BufferSpan
 from k3wire.messages.control import Cancel
@@ -161,6 +164,37 @@ async def test_a_damaged_picture_names_the_part_of_the_request(stage: Stage) -> 
     with pytest.raises(ImageParseError) as raised:
         await stage.ask(stage.request(cut_off))
     assert raised.value.param == "messages[0].content[1].image_url"
+
+
+async def test_a_damaged_picture_is_decoded_once_and_refused_again_without_its_bytes(
+    stage: Stage,
+) -> None:
+    cut_off = PICTURE[: len(PICTURE) // 2]
+    await stage.put(cut_off)
+    messages: list[str] = []
+    for _ in range(2):
+        with pytest.raises(ImageParseError) as raised:
+            await stage.ask(stage.request(cut_off))
+        messages.append(raised.value.message)
+        await stage.blobs.delete(store_key(content_key(cut_off)))
+    assert messages[0] == messages[1]
+
+
+async def test_a_picture_that_lost_its_worker_is_not_remembered_as_broken(stage: Stage) -> None:
+    await stage.put(PICTURE)
+    for pid in stage.sandbox.pids:
+        os.kill(pid, signal.SIGSTOP)
+    async with asyncio.TaskGroup() as group:
+
+        async def lose() -> None:
+            with pytest.raises(WorkerLost):
+                await stage.ask(stage.request(PICTURE))
+
+        group.create_task(lose())
+        await until(lambda: stage.sandbox.num_running == 1)
+        for pid in stage.sandbox.pids:
+            os.kill(pid, signal.SIGKILL)
+    stage.check(await stage.ask(stage.request(PICTURE)), PICTURE)
 
 
 async def test_another_processor_version_is_refused_naming_both(stage: Stage) -> None:

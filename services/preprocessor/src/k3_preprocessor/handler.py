@@ -14,12 +14,13 @@ from opentelemetry import trace
 
 from k3_preprocessor.delivery import Delivery, float_bytes
 from k3_preprocessor.patch_tier import Patches, PatchTier
+from k3_preprocessor.refusals import Refusals
 from k3_preprocessor.sources import ByteSource
 from k3text.images.config import ProcessorConfig
 from k3text.images.geometry import plan
 from k3text.images.keys import feature_key
 from k3text.images.patchify import CHANNELS
-from k3text.images.sandbox import Sandbox
+from k3text.images.sandbox import CutImage, Sandbox
 from k3wire.blobs.single_flight import SingleFlight
 from k3wire.errors import Cancelled, ImageError, InternalError, K3Error
 from k3wire.messages.base import Outcome, StageReport
@@ -72,6 +73,7 @@ class PreprocessHandler:
         """Starts idle."""
         self._parts = parts
         self._flights: SingleFlight[bytes, _Made] = SingleFlight()
+        self._refusals = Refusals()
         self._scopes: dict[str, set[asyncio.Timeout]] = {}
         self._cost_ns_a_pixel = 0.0
 
@@ -202,10 +204,11 @@ class PreprocessHandler:
         shared = await parts.tier.find_shared(slot.feature_key, shape)
         if shared is not None:
             return _Made(shared, "hit", "shared")
+        self._refusals.check(slot.image.content_key)
         asked_ns = time.perf_counter_ns()
         found = await parts.source.read(request.request_id, slot.image, request.deadline_unix_ns)
         deeper_ns = time.perf_counter_ns() - asked_ns if found.reports else 0
-        cut = await parts.sandbox.cut(found.data)
+        cut = await self._cut(slot.image.content_key, found.data)
         if cut.patched.grid_thw != slot.grid_thw:
             raise InternalError(
                 f"The image's grid is {cut.patched.grid_thw}, not {slot.grid_thw} as asked for"
@@ -214,6 +217,13 @@ class PreprocessHandler:
         patches = Patches(cut.patched.pixels)
         parts.tier.keep(slot.feature_key, patches)
         return _Made(patches, "miss", "", cut.wait_ns, deeper_ns, found.reports)
+
+    async def _cut(self, content_key: bytes, data: bytes) -> CutImage:
+        try:
+            return await self._parts.sandbox.cut(data)
+        except ImageError as error:
+            self._refusals.note(content_key, error)
+            raise
 
     def _learn(self, work_ns: int, num_pixels: int) -> None:
         found = work_ns / num_pixels

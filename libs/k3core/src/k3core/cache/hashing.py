@@ -7,6 +7,7 @@ The digest after unit i therefore names the whole prefix. A last, partial unit h
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 
 from k3core.cache.spec import CacheError
@@ -50,6 +51,7 @@ def namespace_digest(fields: Sequence[tuple[str, str]]) -> bytes:
     return sha256(b"".join(parts)).digest()
 
 
+@lru_cache(maxsize=1024)
 def root_digest(namespace: bytes, unit_tokens: int, salt: str = "", adapter: str = "") -> bytes:
     """The parent of a first unit."""
     return namespace_digest(

@@ -107,6 +107,7 @@ class PagedManager:
         page = open_page
         if page < 0 and self._room(-1, last):
             page = last // size
+        refs, used, page_refs = self.refs, self.is_used, self._page_refs
         while count:
             if page < 0 or self._next_place[page] == size:
                 if page >= 0:
@@ -114,17 +115,18 @@ class PagedManager:
                 page = self._pool.take_rows()
                 assert page >= 0, "room is made before a table grows"
                 self._next_place[page] = 0
-                self.num_idle_pages += 1
+            elif not page_refs[page]:
+                self.num_idle_pages -= 1
             place = self._next_place[page]
             taken = min(count, size - place)
-            fresh = range(page * size + place, page * size + place + taken)
-            units.extend(fresh)
-            for unit in fresh:
-                self.is_used[unit] = 1
+            first = page * size + place
+            units.extend(range(first, first + taken))
+            refs[first : first + taken] = [1] * taken
+            used[first : first + taken] = b"\1" * taken
+            page_refs[page] += taken
             self._next_place[page] = place + taken
             self._used_places[page] += taken
             self._is_open[page] = 1
-            self.reference(fresh)
             count -= taken
         return page
 

@@ -76,7 +76,7 @@ def add_parser(subparsers: Subparsers) -> None:
     policy.add_argument("--chunk-tokens", type=int, default=1 << 30)
     size = parser.add_argument_group("sizes; unlimited if none is given")
     size.add_argument("--pages", type=int, default=0, help="pages of MLA rows")
-    size.add_argument("--page-units", type=int, default=1, help="units a page")
+    size.add_argument("--page-units", type=int, default=12, help="units a page")
     size.add_argument("--slots", type=int, default=0, help="states")
     size.add_argument(
         "--memory-gib", type=float, default=0.0, help="one rank's cache, in pages of the model"

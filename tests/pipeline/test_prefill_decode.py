@@ -189,3 +189,20 @@ def test_a_drain_takes_no_more_and_lets_running_answers_end(
             assert await processes.exit_status(role) == 0
 
     with_processes(test, tmp_path, checkpoint, K3_ENGINE="scripted", K3_SCRIPT=str(script))
+
+
+def test_a_killed_prefill_worker_leaves_nothing_reserved(tmp_path: Path, checkpoint: Path) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text('{"match": "", "token_ids": [1, 2, 3], "first_token_ms": 600000}')
+    tokenizer = Tokenizer.from_directory(checkpoint)
+
+    async def test(processes: Processes) -> None:
+        gateway = processes.gateway
+        await gateway.send(gateway.request("r", ask(tokenizer, "hello")))
+        await gateway.until(lambda: gateway.beats["decode"].load.num_waiting == 1)
+        processes.kill("prefill")
+        await gateway.until(lambda: gateway.beats["decode"].load.num_waiting == 0)
+        load = gateway.beats["decode"].load
+        assert load.num_free_pages == load.num_pages
+
+    with_processes(test, tmp_path, checkpoint, K3_ENGINE="scripted", K3_SCRIPT=str(script))

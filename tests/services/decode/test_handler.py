@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from support.worker_pair import END, GATEWAY, WAIT_S, Pair, worker_pair
 
+from k3_decode.seat import REST_S
 from k3core.transfer.page_exchange import layout_info, unpack_ids
 from k3wire import subjects
 from k3wire.errors import Cancelled, DeadlineExceeded, Overloaded, SlowDown, WorkerLost
@@ -180,15 +181,28 @@ def test_a_commit_of_another_length_or_of_nothing_is_refused() -> None:
     with_pair(test)
 
 
-def test_a_cancelled_reservation_rests_and_is_then_free() -> None:
+def test_a_reservation_whose_client_left_rests_and_is_then_free() -> None:
     async def test(pair: Pair) -> None:
         await reserve(pair, reservation(pair))
-        await pair.gateway.cancel("r", attempt=0)
+        await pair.gateway.cancel("r")
         with pytest.raises(Cancelled):
             await commit(pair)
         load = pair.decode.core.load
         assert load.num_free_pages < load.num_pages
         await pair.gateway.until_idle(pair.num_pages)
+
+    with_pair(test)
+
+
+def test_a_reservation_whose_writer_says_it_stopped_is_free_at_once() -> None:
+    async def test(pair: Pair) -> None:
+        await reserve(pair, reservation(pair, "one"))
+        await reserve(pair, reservation(pair, "two"))
+        await pair.gateway.cancel("one", attempt=0)
+        await pair.gateway.cancel("two")
+        await pair.gateway.cancel("two", attempt=0)
+        async with asyncio.timeout(REST_S / 2):
+            await pair.gateway.until_idle(pair.num_pages)
 
     with_pair(test)
 

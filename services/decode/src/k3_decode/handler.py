@@ -37,6 +37,7 @@ from k3wire.messages.control import Cancel, Heartbeat, WorkerLoad
 from k3wire.messages.decode import CommitRequest, ReserveReply, ReserveRequest
 from k3wire.messages.kv import PageLayoutInfo
 from k3wire.messages.prompt import PromptPayload, PromptSource
+from k3wire.telemetry import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,10 @@ class DecodeHandler:
         return admitted
 
     def cancel(self, message: Cancel) -> None:
-        """Gives a request up, or remembers that it must not start."""
+        """Gives a request up, or remembers that it must not start.
+
+        A gateway cancels all attempts. A prefill worker cancels one, and then writes no more.
+        """
         if message.attempt is None:
             # All of its attempts, the ones that have not come yet too.
             self._remember(message.request_id)
@@ -158,10 +162,13 @@ class DecodeHandler:
             attempt = message.attempt
         key = key_of(message.request_id, attempt)
         seat = self._seats.get(key)
-        if seat is not None:
+        if seat is None:
+            if message.attempt is not None:
+                self._remember(key)
+        elif message.attempt is not None and seat.state in ("reserved", "resting"):
+            self._leave(seat)
+        else:
             self._give_up(seat)
-        elif message.attempt is not None:
-            self._remember(key)
 
     def worker_left(self, beat: Heartbeat) -> None:
         """Hears that a worker fell silent; what a prefill worker reserved is given up.
@@ -200,6 +207,8 @@ class DecodeHandler:
     def load(self, rss_bytes: int) -> WorkerLoad:
         """The worker's figures for its heartbeat."""
         engine = self._worker.core.load
+        metrics.PAGES.set(engine.num_pages)
+        metrics.PAGES_FREE.set(engine.num_free_pages)
         active: dict[str, int] = {}
         for seat in self._seats.values():
             gateway = gateway_of(seat.request.stream_subject)
@@ -289,6 +298,7 @@ class DecodeHandler:
         assert delta.position == event.position, "the engine and the seat count alike"
         if event.finish_reason is not None:
             report = seat.report(self._worker.worker_id)
+            metrics.STAGE_DURATION.labels("decode").observe(report.duration_ns / 1e9)
             delta = msgspec.structs.replace(
                 delta, finish_reason=event.finish_reason, reports=(*delta.reports, report)
             )

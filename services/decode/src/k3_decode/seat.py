@@ -1,9 +1,10 @@
 """One request's place on a decode worker, from its reservation to its last token.
 
 reserve ─► RESERVED ─ commit, checksum ─► RUNNING ─ last token ─► gone
-│ cancel, deadline,            │ cancel, deadline, failure
-▼ prefill worker lost          ▼
-RESTING ─ after REST_S ─► gone   gone, at once
+│ the client left,             │ cancel, deadline, failure
+│ deadline, prefill lost       ▼
+▼                             gone, at once
+RESTING ─ its writer says that it stopped, or REST_S ─► gone
 """
 
 import time
@@ -15,9 +16,10 @@ from k3wire.messages.decode import ReserveRequest
 from k3wire.messages.kv import PageGrant
 from k3wire.messages.stream import TokenDelta
 
-REST_S = 0.5
-"""Rest of a reservation that was given up, before its pages may be granted again. Its prefill
-worker may still be writing; it stops between two batches, and one batch is shorter than this."""
+REST_S = 2.0
+"""Longest rest of a reservation that was given up, before its pages are granted again. Its prefill
+worker may still be writing. It says when it has stopped, within milliseconds; one that cannot is
+in the middle of a batch at most, and a batch takes far less than this."""
 
 State = Literal["reserving", "reserved", "committing", "running", "resting"]
 

@@ -25,6 +25,7 @@ from k3wire.errors import (
 from k3wire.messages.base import Admitted
 from k3wire.messages.control import Cancel, WorkerLoad
 from k3wire.messages.prefill import PrefillRequest
+from k3wire.telemetry import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,8 @@ class PrefillHandler:
     def load(self, rss_bytes: int) -> WorkerLoad:
         """The worker's figures for its heartbeat."""
         engine = self._worker.core.load
+        metrics.PAGES.set(engine.num_pages)
+        metrics.PAGES_FREE.set(engine.num_free_pages)
         active: dict[str, int] = {}
         for journey in self._journeys.values():
             gateway = gateway_of(journey.request.stream_subject)

@@ -1,29 +1,24 @@
 import asyncio
-import random
-import time
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from support.fake_preprocessor import FakePreprocessor, patches_of, slot_of
-from support.golden_model import MICRO_A, golden
+from support.encoder_bench import (
+    PREFIX,
+    TOKEN_BYTES,
+    WIDTH,
+    Bench,
+    expected,
+    own_report,
+    with_bench,
+)
+from support.fake_preprocessor import slot_of
 
-from k3_encoder.handler import EncoderHandler, EncoderParts
-from k3_encoder.room import Room
-from k3_encoder.shelf import CHECKSUM_BYTES, Shelf
-from k3_encoder.tower import Tower
-from k3core.engine.host_memory import HostMemory, Span
-from k3core.model.vision import VisionModel
-from k3core.transfer.base import ObjectStore, Region, TransferEngine
-from k3core.transfer.memory import MemoryFabric, MemoryObjectStore
-from k3core.weights.loading import LoadOptions
-from k3core.weights.vision_loading import load_vision_model
-from k3wire.bus.memory import MemoryBus
+from k3_encoder.shelf import CHECKSUM_BYTES
+from k3core.engine.host_memory import HostMemory
+from k3core.transfer.base import Region
+from k3core.transfer.memory import MemoryObjectStore
 from k3wire.errors import (
     Cancelled,
     ImageParseError,
@@ -36,141 +31,11 @@ from k3wire.errors import (
     TierUnavailable,
     WorkerLost,
 )
-from k3wire.messages.base import BufferSpan, StageReport
 from k3wire.messages.control import Cancel
-from k3wire.messages.encode import EncodeItem, EncodeReply, EncodeRequest
-from k3wire.messages.media import ImageSlot
+from k3wire.messages.encode import EncodeRequest
 
-WAIT_S = 10.0
-WIDTH = 64
-PREFIX = "l3/micro/"
 SMALL = slot_of("small")
-TOKEN_BYTES = 4 * WIDTH
 PATCH_BYTES = 4 * 3 * 14 * 14
-
-
-@cache
-def model() -> VisionModel:
-    config = golden().config.vision
-    assert config is not None
-    return load_vision_model(MICRO_A, config, LoadOptions(torch.device("cpu"), torch.float32))
-
-
-@cache
-def expected(name: str, rows: int = 2, columns: int = 2) -> npt.NDArray[np.float32]:
-    """What the tower makes of a picture, asked directly: [tokens, WIDTH]."""
-    slot = slot_of(name, rows, columns)
-    with torch.inference_mode():
-        (found,) = model()(torch.from_numpy(patches_of(slot)), [slot.grid_thw])
-    return found.numpy()
-
-
-@dataclass
-class Bench:
-    """An encoder, the preprocessor behind it, and a caller's memory."""
-
-    handler: EncoderHandler
-    preprocessor: FakePreprocessor
-    transfer: TransferEngine
-    memory: HostMemory
-    next_offset: int = 0
-    pictures: dict[int, ImageSlot] = field(default_factory=dict[int, ImageSlot])
-
-    @property
-    def shelf(self) -> Shelf:
-        return self.handler.parts.shelf
-
-    @property
-    def pixel_room(self) -> Room:
-        return self.handler.parts.pixel_room
-
-    def item(self, slot: ImageSlot, token_bytes: int = TOKEN_BYTES) -> EncodeItem:
-        size = slot.num_tokens * token_bytes
-        address = self.memory.address + self.next_offset
-        self.next_offset += size
-        span = BufferSpan(session=self.transfer.session, address=address, size_bytes=size)
-        return EncodeItem(slot=slot, destination=span)
-
-    def request(
-        self, request_id: str, items: Sequence[EncodeItem], dtype: str = "float32"
-    ) -> EncodeRequest:
-        return EncodeRequest(
-            request_id=request_id,
-            items=tuple(items),
-            dtype=dtype,
-            weights_fingerprint="micro",
-            deadline_unix_ns=time.time_ns() + int(WAIT_S * 1e9),
-        )
-
-    async def ask(
-        self, slots: Sequence[ImageSlot], request_id: str = "r"
-    ) -> tuple[EncodeReply, list[npt.NDArray[np.float32]]]:
-        items = [self.item(slot) for slot in slots]
-        reply = await self.handler.encode(self.request(request_id, items))
-        return reply, [self.rows(item) for item in items]
-
-    def rows(self, item: EncodeItem) -> npt.NDArray[np.float32]:
-        offset = item.destination.address - self.memory.address
-        view = self.memory.view(offset, item.destination.size_bytes)
-        return np.frombuffer(view, dtype=np.float32).reshape(-1, WIDTH)
-
-
-async def open_bench(
-    store: ObjectStore | None, cache_bytes: int, pixel_bytes: int, fabric: MemoryFabric
-) -> Bench:
-    bus, transfer, own = MemoryBus(), fabric.engine(), fabric.engine()
-    memory = HostMemory(1 << 22)
-    await transfer.register(Region(memory.address, memory.size_bytes))
-    cache_room, pixel_room = Room(cache_bytes), Room(pixel_bytes)
-    for room in (cache_room, pixel_room):
-        await own.register(Region(room.memory.address, room.memory.size_bytes))
-    if store is not None:
-        await store.register(Region(cache_room.memory.address, cache_room.memory.size_bytes))
-    tower = Tower.load(MICRO_A, "cpu", "float32", 64)
-    assert tower is not None
-    tower.start()
-    parts = EncoderParts(
-        bus=bus,
-        transfer=own,
-        tower=tower,
-        shelf=Shelf(cache_room, store, PREFIX),
-        pixel_room=pixel_room,
-        worker_id="encoder-test",
-        fingerprint="micro",
-        processor_version="test",
-    )
-    preprocessor = FakePreprocessor(bus, fabric.engine())
-    await preprocessor.start()
-    return Bench(EncoderHandler(parts), preprocessor, transfer, memory)
-
-
-def with_bench(
-    test: Callable[[Bench], Awaitable[None]],
-    *,
-    cache_bytes: int = 1 << 20,
-    pixel_bytes: int = 1 << 20,
-    stores: Sequence[ObjectStore | None] = (None,),
-) -> None:
-    """Runs a test on a bench; with several stores, on one bench after the other."""
-
-    async def run() -> None:
-        torch.set_num_threads(1)
-        for store in stores:
-            bench = await open_bench(store, cache_bytes, pixel_bytes, MemoryFabric())
-            try:
-                async with asyncio.timeout(2 * WAIT_S):
-                    await test(bench)
-            finally:
-                await bench.handler.drain()
-                await bench.handler.parts.tower.close()
-                bench.pixel_room.close()
-
-    asyncio.run(run())
-
-
-def own_report(reply: EncodeReply) -> StageReport:
-    (report,) = (report for report in reply.reports if report.stage == "encoder")
-    return report
 
 
 def test_embeddings_are_the_towers_and_the_second_time_come_from_memory() -> None:
@@ -449,78 +314,3 @@ def test_a_request_for_something_else_is_refused() -> None:
         assert bench.preprocessor.requests == []
 
     with_bench(test)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_traffic_gives_right_rows_and_leaves_nothing_behind(seed: int) -> None:
-    rng = random.Random(seed)
-
-    async def ask(bench: Bench, request_id: str, picks: Sequence[tuple[str, int, int]]) -> None:
-        try:
-            _, found = await bench.ask([slot_of(*pick) for pick in picks], request_id)
-        except Cancelled:
-            return
-        for pick, rows in zip(picks, found, strict=True):
-            assert np.array_equal(rows, expected(*pick))
-
-    async def client(bench: Bench, number: int) -> None:
-        for turn in range(6):
-            request_id = f"{number}/{turn}"
-            picks = [rng.choice(PICTURES) for _ in range(rng.randint(1, 3))]
-            async with asyncio.TaskGroup() as group:
-                group.create_task(ask(bench, request_id, picks))
-                if rng.random() < 0.3:
-                    for _ in range(rng.randint(0, 12)):
-                        await asyncio.sleep(0)
-                    bench.handler.cancel(Cancel(request_id=request_id))
-
-    async def test(bench: Bench) -> None:
-        async with asyncio.TaskGroup() as group:
-            for number in range(6):
-                group.create_task(client(bench, number))
-        await bench.handler.drain()
-        assert bench.handler.num_requests == 0
-        sizes = held_bytes(bench)
-        assert sum(sizes) == bench.shelf.room.used_bytes
-        assert len(sizes) == bench.shelf.num_entries
-
-    with_bench(
-        test,
-        cache_bytes=6 * TOKEN_BYTES + 256,
-        pixel_bytes=1 << 20,
-        stores=[None, MemoryObjectStore(4096)],
-    )
-
-
-def held_bytes(bench: Bench) -> list[int]:
-    held = [bench.shelf.find(key) for key in KEYS]
-    return [stored.span.size_bytes for stored in held if stored is not None]
-
-
-PICTURES = [("a", 2, 2), ("b", 2, 4), ("c", 4, 4), ("d", 2, 2), ("e", 2, 6), ("f", 4, 8)]
-KEYS = [slot_of(*pick).feature_key + b"float32" for pick in PICTURES]
-
-
-def test_a_span_taken_is_one_nobody_else_has() -> None:
-    async def run() -> None:
-        room = Room(1024)
-        first = room.try_allocate(1000)
-        assert first is not None
-        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-            got: list[Span] = []
-
-            async def take(size: int) -> None:
-                async with room.span(size, "p") as span:
-                    got.append(span)
-
-            # The large one came first: the small one, which would fit, waits its turn.
-            group.create_task(take(512))
-            await asyncio.sleep(0)
-            group.create_task(take(16))
-            await asyncio.sleep(0)
-            assert got == []
-            room.free(first)
-        assert [span.size_bytes for span in got] == [512, 64]
-        assert room.used_bytes == 0
-
-    asyncio.run(run())

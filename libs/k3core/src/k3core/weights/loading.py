@@ -106,8 +106,10 @@ def allocate(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None
     for name, parameter in list(model.named_parameters()):
         keeps = parameter.dtype == torch.uint8 or name.rsplit(".", 1)[-1] in FLOAT32_PARAMETERS
         owner = model.get_submodule(name.rpartition(".")[0])
-        empty = torch.empty_like(
-            parameter, device=device, dtype=parameter.dtype if keeps else dtype
+        # Not empty_like: of a meta tensor it goes through torch's decompositions, whose import
+        # (sympy) takes half a second of every start.
+        empty = torch.empty(
+            parameter.shape, device=device, dtype=parameter.dtype if keeps else dtype
         )
         fresh = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         setattr(owner, name.rpartition(".")[2], fresh)

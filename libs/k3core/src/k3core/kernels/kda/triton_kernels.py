@@ -103,8 +103,7 @@ def move_windows(
     pages,
     has_states,
     export_starts,
-    export_offsets,
-    export_pages,
+    exports,
     qkv_row,
     window_page,
     window_row,
@@ -128,10 +127,10 @@ def move_windows(
     high = tl.load(export_starts + sequence + 1)
     for index in range(low, high + 1):
         is_export = index < high
-        consumed = tl.load(export_offsets + index, mask=is_export, other=0)
+        consumed = tl.load(exports + 2 * index, mask=is_export, other=0)
         consumed = tl.where(is_export, consumed, length)
-        page = tl.load(export_pages + index, mask=is_export, other=0)
-        page = tl.where(is_export, page, live)
+        page = tl.load(exports + 2 * index + 1, mask=is_export, other=0)
+        page = tl.where(is_export, tl.cast(page, tl.int64), live)
         for kept in tl.static_range(TAPS - 1):
             value = _load_input(
                 qkv,
@@ -153,16 +152,22 @@ def move_windows(
 
 
 @triton.jit
-def _decay(gate, bias, rate, lower_bound, IS_BOUNDED: tl.constexpr):
-    """e^g of the raw gate."""
+def _decay(gate, bias, rate, LOWER_BOUND: tl.constexpr):
+    """e^g of the raw gate; a lower bound of 0 stands for the unbounded gate."""
     shifted = gate + bias
-    if IS_BOUNDED:
-        log_decay = lower_bound / (1.0 + tl.exp(-rate * shifted))
+    if LOWER_BOUND < 0:
+        log_decay = LOWER_BOUND / (1.0 + tl.exp(-rate * shifted))
     else:
         # Beyond 20 the softplus is its argument to float32's last bit.
         soft = tl.where(shifted > 20.0, shifted, tl.log(1.0 + tl.exp(tl.minimum(shifted, 20.0))))
         log_decay = -rate * soft
     return tl.exp(log_decay)
+
+
+@triton.jit
+def _unit(x):
+    """X divided by its length."""
+    return x / tl.sqrt(tl.sum(x * x, axis=0) + 1e-6)
 
 
 @triton.jit
@@ -178,60 +183,50 @@ def recur(
     pages,
     has_states,
     export_starts,
-    export_offsets,
-    export_pages,
+    exports,
     gate_row,
     gate_head,
     beta_row,
     beta_head,
     pool_page,
-    num_channels,
-    lower_bound,
-    scale,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     KEY_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
-    IS_BOUNDED: tl.constexpr,
+    LOWER_BOUND: tl.constexpr,
 ):
     """The recurrence over one chunk for one head and tile of V, state [V, K] in registers."""
-    sequence = tl.program_id(1) // H
-    head = tl.program_id(1) % H
+    sequence, head = tl.program_id(1) // H, tl.program_id(1) % H
     keys = tl.arange(0, KEY_TILE)
     values = tl.program_id(0) * VALUE_TILE + tl.arange(0, VALUE_TILE)
     in_keys, in_values = keys < K, values < V
     in_state = in_values[:, None] & in_keys[None, :]
     place = (head * V + values[:, None]) * K + keys[None, :]
     first = tl.load(starts + sequence)
-    last = tl.load(starts + sequence + 1)
-    page = tl.load(pages + sequence)
-    has_state = tl.load(has_states + sequence)
-    state = tl.load(
-        pool + page * pool_page + place, mask=in_state & (place * 0 + has_state != 0), other=0.0
-    )
+    live = pool + tl.load(pages + sequence) * pool_page
+    is_kept = in_state & (place * 0 + tl.load(has_states + sequence) != 0)
+    state = tl.load(live + place, mask=is_kept, other=0.0)
     rate = tl.exp(tl.load(a_log + head))
     bias = tl.load(dt_bias + head * K + keys, mask=in_keys, other=0.0)
     export = tl.load(export_starts + sequence)
     export_end = tl.load(export_starts + sequence + 1)
-    for t in range(first, last):
+    for t in range(first, tl.load(starts + sequence + 1)):
         row = tl.cast(t, tl.int64)
-        inputs = mixed + row * num_channels
-        q = tl.load(inputs + head * K + keys, mask=in_keys, other=0.0)
-        k = tl.load(inputs + (H + head) * K + keys, mask=in_keys, other=0.0)
+        inputs = mixed + row * (H * (2 * K + V))
+        q = _unit(tl.load(inputs + head * K + keys, mask=in_keys, other=0.0)) * K**-0.5
+        k = _unit(tl.load(inputs + (H + head) * K + keys, mask=in_keys, other=0.0))
         v = tl.load(inputs + 2 * H * K + head * V + values, mask=in_values, other=0.0)
         raw = tl.load(gate + row * gate_row + head * gate_head + keys, mask=in_keys, other=0.0)
         logit = tl.load(beta + row * beta_row + head * beta_head).to(tl.float32)
-        q = q * (scale / tl.sqrt(tl.sum(q * q, axis=0) + 1e-6))
-        k = k / tl.sqrt(tl.sum(k * k, axis=0) + 1e-6)
-        state = state * _decay(raw.to(tl.float32), bias, rate, lower_bound, IS_BOUNDED)[None, :]
+        state = state * _decay(raw.to(tl.float32), bias, rate, LOWER_BOUND)[None, :]
         missing = v - tl.sum(state * k[None, :], axis=1)
         state += (missing / (1.0 + tl.exp(-logit)))[:, None] * k[None, :]
         o = tl.sum(state * q[None, :], axis=1)
         tl.store(out + (row * H + head) * V + values, o, mask=in_values)
-        wanted = tl.load(export_offsets + export, mask=export < export_end, other=-1)
+        wanted = tl.load(exports + 2 * export, mask=export < export_end, other=-1)
         if wanted == t + 1 - first:
-            destination = tl.load(export_pages + export)
+            destination = tl.cast(tl.load(exports + 2 * export + 1), tl.int64)
             tl.store(pool + destination * pool_page + place, state, mask=in_state)
             export += 1
-    tl.store(pool + page * pool_page + place, state, mask=in_state)
+    tl.store(live + place, state, mask=in_state)

@@ -38,16 +38,14 @@ class _Places:
         has_state: [B], int32 flags.
         sequences: [T], int32: which sequence a packed row belongs to.
         export_starts: [B + 1], int32: exports of sequence b are export_starts[b] to [b + 1].
-        export_offsets: [E], int32, tokens consumed; ascending within a sequence.
-        export_pages: [E], int64.
+        exports: [E, 2], int32: tokens consumed, ascending within a sequence, and the page.
     """
 
     starts: torch.Tensor
     has_state: torch.Tensor
     sequences: torch.Tensor
     export_starts: torch.Tensor
-    export_offsets: torch.Tensor
-    export_pages: torch.Tensor
+    exports: torch.Tensor
 
 
 class TritonKda:
@@ -125,22 +123,18 @@ def _launch_recur(
         plan.page_ids,
         places.has_state,
         places.export_starts,
-        places.export_offsets,
-        places.export_pages,
+        places.exports,
         gate_row,
         gate_head,
         beta_row,
         beta_head,
         states.recurrent.stride(0),
-        mixed_TQ.shape[1],
-        weights.lower_bound or 0.0,
-        key_dim**-0.5,
         H=num_heads,
         K=key_dim,
         V=value_dim,
         KEY_TILE=key_tile,
         VALUE_TILE=value_tile,
-        IS_BOUNDED=weights.lower_bound is not None,
+        LOWER_BOUND=weights.lower_bound or 0.0,
     )
     return o_THV
 
@@ -161,8 +155,7 @@ def _launch_windows(
         plan.page_ids,
         places.has_state,
         places.export_starts,
-        places.export_offsets,
-        places.export_pages,
+        places.exports,
         inputs.qkv.stride(0),
         window_page,
         window_row,
@@ -191,6 +184,5 @@ def _places(
         .repeat_interleave(lengths)
         .to(device),
         export_starts=counts.cumsum(0).to(device, torch.int32),
-        export_offsets=torch.tensor([e[1] for e in exports], dtype=torch.int32).to(device),
-        export_pages=torch.tensor([e[2] for e in exports], dtype=torch.int64).to(device),
+        exports=torch.tensor([e[1:] for e in exports], dtype=torch.int32).to(device),
     )

@@ -215,8 +215,9 @@ async def worker_pair(
     decode: EngineParts | None = None,
     prefill_settings: PrefillSettings | None = None,
     decode_settings: DecodeSettings | None = None,
+    prefill_bus: Callable[[Bus], Bus] = lambda bus: bus,
 ) -> AsyncIterator[Pair]:
-    """Runs both workers until the block ends."""
+    """Runs both workers until the block ends; `prefill_bus` may put itself between."""
     bus, fabric = MemoryBus(), MemoryFabric()
     gateway = Gateway(bus)
     await gateway.listen()
@@ -224,7 +225,14 @@ async def worker_pair(
     decode = decode or scripted_parts("decode")
     async with asyncio.TaskGroup() as group:
         prefill_task = group.create_task(
-            ended(run_prefill(prefill_settings or PrefillSettings(), bus, fabric.engine(), prefill))
+            ended(
+                run_prefill(
+                    prefill_settings or PrefillSettings(),
+                    prefill_bus(bus),
+                    fabric.engine(),
+                    prefill,
+                )
+            )
         )
         decode_task = group.create_task(
             ended(run_decode(decode_settings or DecodeSettings(), bus, fabric.engine(), decode))

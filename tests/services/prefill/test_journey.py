@@ -7,7 +7,9 @@ import pytest
 from support.worker_pair import END, SIZES, UNIT, WAIT_S, Gateway, Pair, scripted_parts, worker_pair
 
 from k3core.engine.parts import EngineSizes
-from k3wire.errors import Cancelled, DeadlineExceeded, ModelNotFound
+from k3wire.bus.base import Bus
+from k3wire.errors import Cancelled, DeadlineExceeded, ModelNotFound, TierUnavailable
+from k3wire.messages.base import Message
 from k3wire.messages.stream import TokenDelta
 
 
@@ -268,3 +270,32 @@ def test_a_request_past_its_deadline_ends_with_that_error_at_either_worker() -> 
         await gateway.until_idle(pair.num_pages)
 
     with_pair(test)
+
+
+class NoCancelBus:
+    """A bus that is away whenever its client wants to cancel something."""
+
+    def __init__(self, inner: Bus) -> None:
+        self._inner = inner
+        self.call, self.serve, self.listen = inner.call, inner.serve, inner.listen
+
+    async def publish(self, subject: str, message: Message) -> None:
+        if subject.startswith("k3.cancel."):
+            raise TierUnavailable("The bus is away.")
+        await self._inner.publish(subject, message)
+
+
+def test_a_bus_that_takes_no_cancel_costs_one_request_and_not_the_worker() -> None:
+    async def run() -> None:
+        async with asyncio.timeout(4 * WAIT_S), worker_pair(prefill_bus=NoCancelBus) as pair:
+            gateway = pair.gateway
+            await gateway.send(gateway.request("r", [*PROMPT, 2]))
+            await gateway.until(lambda: gateway.beats["decode"].load.num_waiting == 1)
+            await gateway.cancel("r")
+            await gateway.until_idle(pair.num_pages)
+            await gateway.send(gateway.request("next", [*PROMPT, 0]))
+            await gateway.until_ended("next")
+            assert gateway.tokens("next") == [11, 12, 13, END]
+            assert not pair.prefill_task.done()
+
+    asyncio.run(run())

@@ -7,6 +7,7 @@ encoder is told to stop.
 """
 
 import asyncio
+import logging
 import time
 import zlib
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from k3wire.messages.control import Cancel
 from k3wire.messages.encode import EncodedItem, EncodeItem, EncodeReply, EncodeRequest
 from k3wire.messages.media import ImageSlot
 from k3wire.service.patience import call_patiently
+
+logger = logging.getLogger(__name__)
 
 _LOOP_BYTES = 256 * 1024
 """Longest span that is summed on the loop; about a tenth of a millisecond."""
@@ -196,7 +199,10 @@ class EmbeddingDesk:
         loop = asyncio.get_running_loop()
         for span in spans:
             self._resting[span] = loop.call_later(REST_S, self._end_rest, span)
-        await self._bus.publish(subjects.cancel("encoder"), Cancel(request_id=request_id))
+        try:
+            await self._bus.publish(subjects.cancel("encoder"), Cancel(request_id=request_id))
+        except K3Error as error:
+            logger.warning("encoder not told to stop", extra={"code": error.code})
 
     def _end_rest(self, span: Span) -> None:
         del self._resting[span]

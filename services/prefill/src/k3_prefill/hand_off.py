@@ -5,6 +5,7 @@ when every write was acknowledged. Whatever goes wrong with the other worker end
 that a client may retry: `worker_lost`.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,12 +14,14 @@ from k3core.transfer.base import TransferEngine, Write
 from k3core.transfer.page_exchange import Arena, checksum, state_writes, unit_writes
 from k3wire import subjects
 from k3wire.bus.base import Bus
-from k3wire.errors import DeadlineExceeded, NoResponders, TierUnavailable, WorkerLost
+from k3wire.errors import DeadlineExceeded, K3Error, NoResponders, TierUnavailable, WorkerLost
 from k3wire.messages.base import StageReport
 from k3wire.messages.control import Cancel
 from k3wire.messages.decode import CommitRequest, ReserveRequest
 from k3wire.messages.kv import PageGrant
 from k3wire.messages.prefill import PrefillRequest
+
+logger = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 5.0
 """Longest wait for a decode worker's answer; a living one answers within milliseconds."""
@@ -113,9 +116,15 @@ class DecodeLink:
             raise _lost() from error
 
     async def cancel(self, request: PrefillRequest) -> None:
-        """Gives a reservation back; one that is gone already is fine."""
+        """Gives a reservation back; one that is gone already is fine, and so is a bus that is away.
+
+        The reservation's deadline frees it where nobody hears of this.
+        """
         cancel = Cancel(request_id=request.request_id, attempt=request.attempt)
-        await self._bus.publish(subjects.cancel("decode"), cancel)
+        try:
+            await self._bus.publish(subjects.cancel("decode"), cancel)
+        except K3Error as error:
+            logger.warning("reservation not given back", extra={"code": error.code})
 
     async def _write(self, grant: PageGrant, writes: Sequence[Write]) -> int:
         try:

@@ -1,15 +1,23 @@
 """From token deltas to what a client may see, and to the reason why the answer ended.
 
 Enters: `TokenDelta`s of one request, in order. Leaves: parser events with stop strings applied to
-visible text. Always true: matched stop text never leaves, nothing follows the end, and the pieces
-joined do not depend on how tokens were cut into deltas. Streamed and whole answers both go through
-here, so they cannot differ.
+visible text, and without the calls of a client that wants none. Always true: matched stop text
+never leaves, nothing follows the end, and neither the pieces joined nor the counts depend on how
+tokens were cut into deltas. Streamed and whole answers both go through here, so they cannot
+differ.
 """
 
 from collections.abc import Sequence
 from typing import Literal
 
-from k3text.parsers.events import ContentDelta, Event, ReasoningDelta
+from k3text.parsers.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from k3text.parsers.output_parser import OutputParser
 from k3text.stop import StopMatcher
 from k3wire.messages.base import StageReport
@@ -24,22 +32,26 @@ class Answer:
 
     Attributes:
         num_output_tokens: delivered so far, end token included.
-        num_reasoning_tokens: of them, those before any content or call.
+        num_reasoning_tokens: of them, those that reasoning text is made of.
         num_cached_tokens: the first value a worker reported; later ones do not change it.
         reports: of all stages so far.
     """
 
-    def __init__(self, parser: OutputParser, stops: Sequence[str]) -> None:
+    def __init__(
+        self, parser: OutputParser, stops: Sequence[str], *, hides_calls: bool = False
+    ) -> None:
         """Starts where the prompt ends.
 
         Args:
             parser: with the start channel of the prompt.
             stops: stop strings, for visible answer text only.
+            hides_calls: the client wants no calls, even if the model writes some.
         """
         self._parser = parser
         self._matcher = StopMatcher(stops)
+        self._hides_calls = hides_calls
         self._finish: str | None = None
-        self._is_past_reasoning = False
+        self._num_whole_calls = 0
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
         self.num_cached_tokens: int | None = None
@@ -60,8 +72,7 @@ class Answer:
         """OpenAI's finish reason, once the answer is ended."""
         if self._finish != "stop":
             return "length"
-        has_calls = self._parser.num_tool_calls > 0 and not self.has_stopped_early
-        return "tool_calls" if has_calls else "stop"
+        return "tool_calls" if self._num_whole_calls and not self.has_stopped_early else "stop"
 
     def feed(self, delta: TokenDelta) -> list[Event]:
         """Takes a delta; gives what the client may see of it."""
@@ -72,8 +83,6 @@ class Answer:
             self.num_cached_tokens = delta.num_cached_tokens
         self.num_output_tokens += len(delta.token_ids)
         events = self._show(self._parser.feed(delta.token_ids))
-        if not self._is_past_reasoning:
-            self.num_reasoning_tokens = self.num_output_tokens
         if delta.finish_reason is not None and not self.is_ended:
             events += self._end(delta.finish_reason)
         return events
@@ -82,25 +91,26 @@ class Answer:
         events: list[Event] = []
         for event in raw:
             match event:
-                case ReasoningDelta():
+                case ReasoningDelta(positions=positions):
+                    self.num_reasoning_tokens += len(positions)
                     events.append(event)
                 case ContentDelta(text=text, positions=positions):
-                    self._is_past_reasoning = True
                     step = self._matcher.feed(text)
                     if step.text:
                         events.append(ContentDelta(text=step.text, positions=positions))
                     if step.matched is not None:
                         self._finish = "stop"
                         return events
-                case _:
-                    self._is_past_reasoning = True
+                case ToolCallStart() | ToolCallArgumentsDelta() | ToolCallEnd():
                     events += self._flush_held()
-                    events.append(event)
+                    if not self._hides_calls:
+                        self._num_whole_calls += _is_whole_call(event)
+                        events.append(event)
         return events
 
     def _flush_held(self) -> list[Event]:
         # Content never comes back after a call, so held text can no longer become a stop string.
-        held = self._matcher.finish() if self._is_past_reasoning else ""
+        held = self._matcher.finish()
         return [ContentDelta(text=held)] if held else []
 
     def _end(self, reason: str) -> list[Event]:
@@ -109,3 +119,11 @@ class Answer:
             events += self._flush_held()
             self._finish = reason
         return events
+
+
+def _is_whole_call(event: Event) -> bool:
+    match event:
+        case ToolCallEnd(is_complete=is_complete):
+            return is_complete
+        case _:
+            return False

@@ -46,6 +46,9 @@ ADMIT_TIMEOUT_S = 5.0
 CANCELLED_STAGES: tuple[Stage, ...] = ("prefill", "decode", "encoder", "preprocessor")
 """Who hears that a client left; fetches are shared and bounded, and end by themselves."""
 
+ATTEMPT_STAGES: tuple[Stage, ...] = ("prefill", "decode")
+"""Who hears that one attempt is given up for another; these two tell attempts apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
@@ -128,6 +131,7 @@ class Generation:
     _source: PromptSource | None = None
     _held_digest: bytes = b""
     _attempt: _Attempt | None = None
+    _was_sent: bool = False
 
     async def __aenter__(self) -> "Generation":
         encoded = encode_prompt(self.order.prompt)
@@ -146,18 +150,17 @@ class Generation:
         metrics.REQUESTS_RUNNING.dec()
         self.fleet.running.discard(self)
         has_ended = self.answer.is_ended and not self.answer.has_stopped_early
-        if self._attempt is not None:
-            self._close_attempt()
-            if not has_ended:
-                # The client's connection may be gone and this task cancelled; the workers must
-                # hear of it all the same.
-                await asyncio.shield(self._cancel())
+        self._close_attempt()
+        if self._was_sent and not has_ended:
+            # The client's connection may be gone and this task cancelled; the workers must hear
+            # of it all the same. One that was given up as dead may only have been slow.
+            await asyncio.shield(self._cancel())
         if self._held_digest:
             self.fleet.pieces.release(self._held_digest)
 
-    async def _cancel(self) -> None:
-        cancel = Cancel(request_id=self.order.request_id)
-        for stage in CANCELLED_STAGES:
+    async def _cancel(self, attempt: int | None = None) -> None:
+        cancel = Cancel(request_id=self.order.request_id, attempt=attempt)
+        for stage in CANCELLED_STAGES if attempt is None else ATTEMPT_STAGES:
             try:
                 await self.fleet.bus.publish(subjects.cancel(stage), cancel)
             except K3Error:
@@ -184,17 +187,22 @@ class Generation:
                 )
                 self._suspect(error)
                 self._close_attempt()
+                # Whoever was too slow must not compute for nobody once it wakes.
+                await self._cancel(number)
 
     def _may_retry(self, error: K3Error, number: int) -> bool:
         has_time = time.time_ns() < self.order.deadline_unix_ns
         is_fresh = self.answer.num_output_tokens == 0
-        return error.is_retryable and is_fresh and has_time and number + 1 < MAX_ATTEMPTS
+        # Without an attempt no worker was found, and one was waited for already.
+        was_sent = self._attempt is not None
+        is_worth_it = error.is_retryable and is_fresh and was_sent
+        return is_worth_it and has_time and number + 1 < MAX_ATTEMPTS
 
     def _suspect(self, error: K3Error) -> None:
         attempt = self._attempt
         if attempt is None:
             return
-        if error.code in ("no_responders", "deadline_exceeded"):
+        if error.code in ("no_responders", "deadline_exceeded", "server_shutting_down"):
             self.fleet.directory.suspect(attempt.prefill.worker_id)
         if error.code == "worker_lost":
             # Prefill says so of its decode worker; a living one is back with its next beat.
@@ -217,6 +225,7 @@ class Generation:
         assert self._source is not None
         stream = fleet.inbox.open(order.request_id, number)
         self._attempt = _Attempt(number, prefill, decode, stream)
+        self._was_sent = True
         tokens = order.num_prompt_tokens
         fleet.router.note_sent(prefill.worker_id, tokens, self._digests)
         fleet.router.note_sent(decode.worker_id, tokens)

@@ -140,6 +140,7 @@ def _build_chat(
         tracing=runtime.tracing,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
+        keep_alive_s=settings.keep_alive_s,
     )
 
 

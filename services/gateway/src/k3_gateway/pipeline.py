@@ -66,6 +66,7 @@ class Prepared:
         options: as asked for.
         prompt: rendered.
         order: for the generation.
+        hides_calls: tool_choice is none, so no call may be shown.
         reports: of the stages so far.
         fingerprint: of the model.
         created_s: Unix time of the answer.
@@ -75,6 +76,7 @@ class Prepared:
     options: ChatOptions
     prompt: RenderedPrompt
     order: Order
+    hides_calls: bool
     reports: tuple[StageReport, ...]
     fingerprint: str
     created_s: int
@@ -161,6 +163,7 @@ class Pipeline:
                 options=parsed.options,
                 prompt=rendered,
                 order=order,
+                hides_calls=parsed.render_options.tool_choice == "none",
                 reports=(own, *resolved.reports),
                 fingerprint=self.model.fingerprint,
                 created_s=arrival_unix_ns // 10**9,
@@ -173,7 +176,7 @@ class Pipeline:
             prepared.prompt.start_channel,
             ignore_end=prepared.order.sampling.ignores_end,
         )
-        answer = Answer(parser, prepared.options.stops)
+        answer = Answer(parser, prepared.options.stops, hides_calls=prepared.hides_calls)
         answer.reports.extend(prepared.reports)
         return Generation(fleet=self.fleet, order=prepared.order, answer=answer)
 

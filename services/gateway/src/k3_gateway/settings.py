@@ -53,6 +53,10 @@ class GatewaySettings(CommonSettings, frozen=True, kw_only=True):
     body_timeout_s: Annotated[
         float, Setting("K3_GATEWAY_BODY_TIMEOUT_S", "Longest time to send a body.", "s")
     ] = 300.0
+    keep_alive_s: Annotated[
+        float,
+        Setting("K3_GATEWAY_KEEP_ALIVE_S", "Silence after which a stream sends a comment.", "s"),
+    ] = 15.0
     route_wait_s: Annotated[
         float,
         Setting("K3_GATEWAY_ROUTE_WAIT_S", "How long a missing worker is waited for.", "s"),

@@ -2,17 +2,21 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from k3_gateway.openai.chat_completions import ChatService
+from k3_gateway.openai.chat_completions import ChatAnswer, ChatService
 from k3_gateway.openai.errors import error_response
 from k3_gateway.pipeline import ServedModel
 from k3wire.errors import (
+    Cancelled,
     InternalError,
     InvalidRequest,
     K3Error,
@@ -42,23 +46,43 @@ def build_app(chat: ChatService, model: ServedModel, why_not_ready: Callable[[],
     _add_probes(app, why_not_ready)
     _add_models(app, chat, model)
 
-    async def create_chat_completion(request: Request) -> Response:
+    # A plain route: FastAPI's own would look for parameters that are not declared here.
+    path = "/v1/chat/completions"
+    app.router.routes.append(Route(path, ChatEndpoint(chat), methods=["POST"]))
+    return app
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEndpoint:
+    """The chat route: asks the service, sends the answer, frees what the answer held."""
+
+    chat: ChatService
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        request = Request(scope, receive)
         request_id = new_request_id()
-        given = request.headers.get(REQUEST_ID_HEADER, "")
-        shown = given if is_client_request_id(given) else request_id
         try:
-            response = await chat.create(request, request_id)
+            answer = await self.chat.create(request, request_id)
         except K3Error as error:
             if error.http_status >= 500:
                 logger.warning("request failed", extra={"request": request_id, "code": error.code})
             metrics.REQUESTS.labels(error.code).inc()
-            response = error_response(error)
-        response.headers[REQUEST_ID_HEADER] = shown
-        return response
+            answer = ChatAnswer(error_response(error))
+        try:
+            await _name(request, answer.response, request_id)(scope, receive, send)
+        finally:
+            # A client that left at the last moment: the stream is never begun, nor ends itself.
+            if answer.close is not None:
+                await answer.close(Cancelled.code)
 
-    # A plain route: FastAPI's own would look for parameters that are not declared here.
-    app.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
-    return app
+
+def _name(request: Request, response: Response, request_id: str = "") -> Response:
+    """Writes the client's request id, or ours, on a response."""
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    is_sound = is_client_request_id(given)
+    response.headers[REQUEST_ID_HEADER] = given if is_sound else request_id or new_request_id()
+    return response
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -74,17 +98,17 @@ def _add_errors(app: FastAPI) -> None:
             found = NotFound("There is no such path; the API is under /v1")
         else:
             found = InvalidRequest("The request cannot be read")
-        return error_response(found)
+        return _name(request, error_response(found))
 
     async def on_any(request: Request, error: Exception) -> Response:
-        return error_response(InternalError("Something went wrong on our side"))
+        return _name(request, error_response(InternalError("Something went wrong on our side")))
 
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_any)
 
     @app.exception_handler(K3Error)
     async def on_ours(request: Request, error: K3Error) -> Response:
-        return error_response(error)
+        return _name(request, error_response(error))
 
 
 def _add_probes(app: FastAPI, why_not_ready: Callable[[], str]) -> None:
@@ -121,11 +145,11 @@ def _add_models(app: FastAPI, chat: ChatService, model: ServedModel) -> None:
     @app.get("/v1/models")
     async def list_models(request: Request) -> Response:
         chat.keys.authenticate(request.headers)
-        return _json({"object": "list", "data": [card]})
+        return _name(request, _json({"object": "list", "data": [card]}))
 
     @app.get("/v1/models/{name:path}")
     async def show_model(request: Request, name: str) -> Response:
         chat.keys.authenticate(request.headers)
         if name != model.name:
             raise ModelNotFound(f"The model {name[:80]!r} is not served here", param="model")
-        return _json(card)
+        return _name(request, _json(card))

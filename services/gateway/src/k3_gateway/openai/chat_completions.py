@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from opentelemetry.trace import Span
+from starlette.requests import ClientDisconnect
 
 from k3_gateway.admission import Admission
 from k3_gateway.chat_request import bodies
@@ -26,8 +28,7 @@ from k3wire.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 15.0
-"""Silence after which a comment is sent, so that proxies keep the stream."""
+T = TypeVar("T")
 
 FIRST_BATCH_WAIT_S = 10.0
 """How long the status line waits for the first token, so that early failures have a status."""
@@ -38,9 +39,37 @@ STREAM_HEADERS = {
 }
 
 
+Close = Callable[[str], Awaitable[None]]
+"""Frees everything a stream holds, given how it ended; safe twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """A response, and what must be freed once it is sent or cannot be.
+
+    Attributes:
+        response: to be sent.
+        close: of a stream; None if nothing is held any more.
+    """
+
+    response: Response
+    close: Close | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ChatService:
-    """What the endpoint works with."""
+    """What the endpoint works with.
+
+    Attributes:
+        pipeline: to the workers.
+        keys: who may ask.
+        admission: how much at once.
+        tracing: spans.
+        max_body_bytes: longest body.
+        body_timeout_s: longest time to send it.
+        keep_alive_s: silence after which a stream sends a comment.
+        closing: ends of streams under way.
+    """
 
     pipeline: Pipeline
     keys: KeyRing
@@ -48,10 +77,11 @@ class ChatService:
     tracing: Tracing
     max_body_bytes: int
     body_timeout_s: float
+    keep_alive_s: float
     closing: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
 
-    async def create(self, request: Request, request_id: str) -> Response:
-        """Answers one call.
+    async def create(self, request: Request, request_id: str) -> ChatAnswer:
+        """Answers one call; whoever sends the answer closes it.
 
         Raises:
             K3Error: anything that ends the request before its status line.
@@ -66,21 +96,29 @@ class ChatService:
             span.set_attribute("k3.request_id", request_id)
             body = await self._read(request)
             stack.enter_context(self.admission.budget(len(body)))
-            prepared = await stack.enter_async_context(
-                self.pipeline.prepare(body, tenant, request_id, arrival_unix_ns)
-            )
-            generation = await stack.enter_async_context(self.pipeline.start(prepared))
-            if prepared.options.is_stream:
-                batches = _Batches(generation)
-                await batches.wait_first(FIRST_BATCH_WAIT_S)
-                # From here on the response's generator owns everything that is open.
-                close = self._closer(generation, batches, span, stack.pop_all())
-                stream = _stream(prepared, generation, batches, close)
-                headers = STREAM_HEADERS | _timing(generation)
-                return StreamingResponse(
-                    stream, media_type="text/event-stream; charset=utf-8", headers=headers
-                )
-            return await self._whole(request, prepared, generation, span)
+            preparing = self.pipeline.prepare(body, tenant, request_id, arrival_unix_ns)
+            return await _while_there(request, self._answer(stack, preparing, span))
+
+    async def _answer(
+        self,
+        stack: contextlib.AsyncExitStack,
+        preparing: contextlib.AbstractAsyncContextManager[Prepared],
+        span: Span,
+    ) -> ChatAnswer:
+        prepared = await stack.enter_async_context(preparing)
+        generation = await stack.enter_async_context(self.pipeline.start(prepared))
+        if not prepared.options.is_stream:
+            return ChatAnswer(await _whole(prepared, generation, span))
+        batches = _Batches(generation)
+        await batches.wait_first(FIRST_BATCH_WAIT_S)
+        # From here on `close` owns everything that is open.
+        close = self._closer(generation, batches, span, stack.pop_all())
+        response = StreamingResponse(
+            _stream(prepared, generation, batches, self.keep_alive_s, close),
+            media_type="text/event-stream; charset=utf-8",
+            headers=STREAM_HEADERS | _timing(generation),
+        )
+        return ChatAnswer(response, close)
 
     def _closer(
         self,
@@ -88,14 +126,21 @@ class ChatService:
         batches: "_Batches",
         span: Span,
         stack: contextlib.AsyncExitStack,
-    ) -> Callable[[str], Awaitable[None]]:
+    ) -> Close:
+        is_closed = False
+
         async def close_all(code: str) -> None:
             async with stack:
                 await batches.close()
                 _note_span(span, generation, code)
+            metrics.REQUESTS.labels(code).inc()
             _note_end(generation, code)
 
         async def close(code: str) -> None:
+            nonlocal is_closed
+            if is_closed:
+                return
+            is_closed = True
             # The server cancels every await of a client that left; a task of its own is spared.
             task = asyncio.get_running_loop().create_task(close_all(code))
             self.closing.add(task)
@@ -110,56 +155,64 @@ class ChatService:
                 return await bodies.read_body(request.stream(), self.max_body_bytes)
         except TimeoutError as error:
             raise RequestTimeout("The body took too long to arrive") from error
-
-    async def _whole(
-        self, request: Request, prepared: Prepared, generation: Generation, span: Span
-    ) -> Response:
-        loop = asyncio.get_running_loop()
-        collect = loop.create_task(_collect(generation))
-        # Only streaming handlers are cancelled by the server when a client leaves.
-        gone = loop.create_task(_client_gone(request))
-        code = Cancelled.code
-        try:
-            await asyncio.wait([collect, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not collect.done():
-                raise Cancelled("The client left")
-            builder = collect.result()
-            code = "ok"
-        except K3Error as error:
-            code = error.code
-            raise
-        finally:
-            for task in (collect, gone):
-                task.cancel()
-            await asyncio.wait([collect, gone])
-            _note_span(span, generation, code)
-            _note_end(generation, code)
-        usage = _usage(generation)
-        body = builder.body(
-            prepared.request_id,
-            prepared.options.model,
-            prepared.fingerprint,
-            prepared.created_s,
-            generation.answer.finish,
-        )
-        return Response(
-            msgspec.json.encode(body | {"usage": usage.body()}),
-            media_type="application/json",
-            headers=_timing(generation),
-        )
+        except ClientDisconnect as error:
+            raise Cancelled("The client left") from error
 
 
-async def _collect(generation: Generation) -> BodyBuilder:
-    builder = BodyBuilder()
-    async for batch in generation.events():
-        for event in batch:
-            builder.add(event)
-    return builder
+async def _while_there(request: Request, work: Coroutine[None, None, T]) -> T:
+    """Does the work as long as the client is there; only a response being sent is watched by the server.
+
+    Raises:
+        Cancelled: the client left; the work was cancelled and has ended.
+    """
+    loop = asyncio.get_running_loop()
+    working = loop.create_task(work)
+    gone = loop.create_task(_client_gone(request))
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled("The client left")
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.wait([working, gone])
 
 
 async def _client_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _whole(prepared: Prepared, generation: Generation, span: Span) -> Response:
+    code = Cancelled.code
+    builder = BodyBuilder()
+    try:
+        async with contextlib.aclosing(generation.events()) as batches:
+            async for batch in batches:
+                for event in batch:
+                    builder.add(event)
+        code = "ok"
+    except K3Error as error:
+        code = error.code
+        raise
+    finally:
+        _note_span(span, generation, code)
+        _note_end(generation, code)
+    metrics.REQUESTS.labels(code).inc()
+    usage = _usage(generation)
+    body = builder.body(
+        prepared.request_id,
+        prepared.options.model,
+        prepared.fingerprint,
+        prepared.created_s,
+        generation.answer.finish,
+    )
+    return Response(
+        msgspec.json.encode(body | {"usage": usage.body()}),
+        media_type="application/json",
+        headers=_timing(generation),
+    )
 
 
 class _Batches:
@@ -215,7 +268,8 @@ async def _stream(
     prepared: Prepared,
     generation: Generation,
     batches: _Batches,
-    close: Callable[[str], Awaitable[None]],
+    keep_alive_s: float,
+    close: Close,
 ) -> AsyncIterator[bytes]:
     encoder = ChunkEncoder(
         prepared.request_id,
@@ -229,7 +283,7 @@ async def _stream(
         yield encoder.first()
         while True:
             try:
-                batch = await batches.next(KEEP_ALIVE_S)
+                batch = await batches.next(keep_alive_s)
             except TimeoutError:
                 yield KEEP_ALIVE
                 continue
@@ -303,7 +357,6 @@ def _note_span(span: Span, generation: Generation, code: str) -> None:
 def _note_end(generation: Generation, code: str) -> None:
     answer, order = generation.answer, generation.order
     now_ns = time.time_ns()
-    metrics.REQUESTS.labels(code).inc()
     metrics.REQUEST_DURATION.labels(code).observe((now_ns - order.arrival_unix_ns) / 1e9)
     if generation.first_token_unix_ns:
         first_s = (generation.first_token_unix_ns - order.arrival_unix_ns) / 1e9

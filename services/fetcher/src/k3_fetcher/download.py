@@ -14,6 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from k3_fetcher.budget import ByteBudget
 from k3_fetcher.freshness import retry_after_s
 from k3_fetcher.gate import Gate, Hop
 from k3_fetcher.settings import FetcherSettings
@@ -121,6 +122,7 @@ class Downloader:
         self._settings = settings
         self._gate = gate
         self._tls = tls
+        self._budget = ByteBudget(settings.max_pending_bytes)
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -247,18 +249,24 @@ class Downloader:
             if status in TRANSIENT or status >= 500:
                 raise DownloadFailed(error, is_passing=True, pause_s=retry_after_s(headers))
             raise DownloadFailed(error)
-        self._check_headers(headers)
-        return Downloaded(await self._read_body(response), False, headers, hops)
+        length = self._check_headers(headers)
+        async with self._budget.take(length):
+            data = await self._read_body(response)
+        return Downloaded(data, False, headers, hops)
 
-    def _check_headers(self, headers: Mapping[str, str]) -> None:
+    def _check_headers(self, headers: Mapping[str, str]) -> int:
+        """Refuses what the headers already show; gives the longest body that may come."""
         if headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
             raise DownloadFailed(FailedToDownloadImage("The image's host compressed it"))
         media_type = headers.get("Content-Type", "").split(";")[0].strip().lower()
         if media_type == "image/svg+xml":
             raise DownloadFailed(_unsupported())
         length = headers.get("Content-Length", "")
-        if length.isdecimal() and int(length) > self._settings.max_image_bytes:
+        if not length.isdecimal():
+            return self._settings.max_image_bytes
+        if int(length) > self._settings.max_image_bytes:
             raise DownloadFailed(self._too_large())
+        return int(length)
 
     async def _read_body(self, response: aiohttp.ClientResponse) -> bytes:
         data = bytearray()

@@ -41,6 +41,10 @@ class FetcherSettings(CommonSettings, frozen=True, kw_only=True):
     max_image_bytes: Annotated[
         int, Setting("K3_FETCHER_MAX_IMAGE_BYTES", "Longest encoded image.", "bytes")
     ] = 20 * 1024 * 1024
+    max_pending_bytes: Annotated[
+        int,
+        Setting("K3_FETCHER_MAX_PENDING", "Bodies being read at once; more wait.", "bytes"),
+    ] = 256 * 1024 * 1024
     max_pixels: Annotated[
         int, Setting("K3_FETCHER_MAX_PIXELS", "Largest width times height.", "pixels")
     ] = 90_000_000

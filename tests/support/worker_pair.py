@@ -115,7 +115,9 @@ class Gateway:
             found += delta.token_ids
         return found
 
-    async def until_ended(self, request_id: str, attempt: int = 0) -> TokenDelta:
+    async def until_ended(
+        self, request_id: str, attempt: int = 0, timeout_s: float = WAIT_S
+    ) -> TokenDelta:
         """Waits for a request's last delta."""
 
         start = self.starts[request_id, attempt]
@@ -127,7 +129,7 @@ class Gateway:
             is_whole = ends and start + num_tokens == ends[0].position + len(ends[0].token_ids)
             return ends[0] if is_whole else None
 
-        await self.until(lambda: last() is not None)
+        await self.until(lambda: last() is not None, timeout_s)
         found = last()
         assert found is not None
         return found

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.stack import START_S, Stack, api, make_checkpoint, only, running_stack, until, watch
 
-from k3ctl.stack.state import is_running, read_state
+from k3ctl.stack.state import family, is_running, read_state
 
 pytestmark = pytest.mark.slow
 
@@ -54,19 +54,6 @@ def k3(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def descendants(pid: int) -> set[int]:
-    """All processes below one."""
-    found: set[int] = set()
-    frontier = [pid]
-    while frontier:
-        parent = frontier.pop()
-        for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
-            children = {int(child) for child in tasks.read_text().split()}
-            frontier += children - found
-            found |= children
-    return found
-
-
 def test_status_lists_every_process_with_what_it_says_of_itself(stack: Stack) -> None:
     found = json.loads(k3(stack.folder, "status", "--json").stdout)
     workers = {row["role"]: row for row in found["workers"]}
@@ -79,6 +66,7 @@ def test_status_lists_every_process_with_what_it_says_of_itself(stack: Stack) ->
         assert is_running(row["pid"])
         assert row["rss_bytes"] > 10_000_000
     assert {"nats", "redis", "mooncake", "mooncake-store"} < set(workers)
+    assert sum(row["rss_bytes"] for row in found["workers"]) < found["rss_bytes"]
     assert found["rss_bytes"] < MAX_RESIDENT_BYTES
     table = k3(stack.folder, "status").stdout
     assert all(role in table for role in ROLES)
@@ -131,7 +119,7 @@ async def test_a_stack_whose_supervisor_was_killed_leaves_no_process(
 ) -> None:
     arguments = ("--engine", "scripted", "--script", str(script), "--only", "preprocessor")
     with running_stack(tmp_path, checkpoint, *arguments) as stack:
-        below = descendants(stack.process.pid)
+        below = family(stack.process.pid) - {stack.process.pid}
         # NATS, Redis, Mooncake's two, and the preprocessor with its sandboxes.
         assert len(below) >= 5
         stack.process.kill()
@@ -145,7 +133,7 @@ async def test_a_stop_ends_every_process_and_says_success(
 ) -> None:
     arguments = ("--engine", "scripted", "--script", str(script), "--only", "fetcher")
     with running_stack(tmp_path, checkpoint, *arguments) as stack:
-        below = descendants(stack.process.pid)
+        below = family(stack.process.pid) - {stack.process.pid}
         assert {p.role for p in stack.state.processes} >= {"fetcher", "nats", "redis"}
         assert not any(p.role == "gateway" for p in stack.state.processes)
         stack.process.send_signal(signal.SIGINT)

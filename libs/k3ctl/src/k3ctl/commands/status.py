@@ -59,7 +59,8 @@ def describe(state: StackState, beats: list[Heartbeat]) -> dict[str, Any]:
                 "rss_bytes": resident_bytes(process.pid),
             }
         )
-    total = sum(row["rss_bytes"] for row in rows) + resident_bytes(state.supervisor_pid)
+    # The supervisor's family is the whole stack.
+    total = resident_bytes(state.supervisor_pid)
     return {
         "gateway_url": state.gateway_url,
         "ready": state.is_ready,

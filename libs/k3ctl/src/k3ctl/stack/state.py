@@ -90,8 +90,28 @@ def is_running(pid: int) -> bool:
     return text.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
+def family(pid: int) -> set[int]:
+    """A process and all below it, as far as they live."""
+    found = {pid} if is_running(pid) else set[int]()
+    frontier = list(found)
+    while frontier:
+        # Every thread lists the children that it made itself.
+        for path in Path(f"/proc/{frontier.pop()}/task").glob("*/children"):
+            try:
+                children = {int(child) for child in path.read_text().split()} - found
+            except OSError:
+                continue
+            found |= children
+            frontier += children
+    return found
+
+
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process, 0 if it is gone."""
+    """Resident memory of a process and all below it, 0 if it is gone."""
+    return sum(map(_own_resident_bytes, family(pid)))
+
+
+def _own_resident_bytes(pid: int) -> int:
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, IndexError):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,18 @@ def test_without_a_folder_nothing_is_recorded() -> None:
     assert not span.is_recording()
     span.end()
     tracing.close()
+
+
+def test_a_collector_that_is_away_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    tracing = Tracing("gateway", "gateway-1", str(tmp_path), 1.0)
+    with tracing.span("work"):
+        pass
+    closing = threading.Thread(target=tracing.close, daemon=True)
+    closing.start()
+    closing.join(timeout=8)
+    assert not closing.is_alive()
+    assert "work" in (tmp_path / "gateway-1.jsonl").read_text()

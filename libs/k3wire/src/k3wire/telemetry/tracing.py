@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 TRACER_NAME = "k3"
 EXPORT_INTERVAL_MS = 200
+OTLP_TIMEOUT_S = 1.5
+"""An export with its retries; spans that a collector does not take in time are lost."""
+
 OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
@@ -152,7 +155,8 @@ def _otlp_exporter() -> SpanExporter | None:
     except ImportError:
         logger.warning("otlp exporter not installed", extra={"install": "k3wire[otlp]"})
         return None
-    return OTLPSpanExporter()
+    # The exporter's own ten seconds, twice over, would outlast a grace period at the end.
+    return OTLPSpanExporter(timeout=OTLP_TIMEOUT_S)
 
 
 def note_report(span: Span, report: StageReport) -> None:

@@ -70,7 +70,7 @@ class MoeMlp(nn.Module):
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Map [T, D] to [T, D]."""
         kernels = self._kernels
-        logits = torch.nn.functional.linear(x_TD.float(), self.router.float())
+        logits = kernels.linear(x_TD.float(), self.router.float())
         ids, weights = kernels.route(logits, self.router_bias, self._rule)
         z = x_TD if self.latent_down is None else kernels.linear(x_TD, self.latent_down)
         y = kernels.experts(z, ids, weights, self._experts(), self._activation)

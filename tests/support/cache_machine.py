@@ -65,7 +65,8 @@ configs = st.builds(
     codec=st.sampled_from(["raw", "raw", "int8"]),
     eviction=st.sampled_from(["lru", "lru", "marconi"]),
     memory=st.sampled_from(["two_pools", "flat", "two_ended_lazy", "two_ended_eager"]),
-    page_bytes=st.just(1),
+    page_bytes=st.just(12),
+    host_bytes=st.sampled_from([0, 0, 60, 400]),
 )
 # Prompts come from a small tree: a shared stem, one of three branches, a tail of one's own.
 _LENGTHS = st.integers(0, 12)
@@ -116,6 +117,8 @@ class CacheMachine(RuleBasedStateMachine):
         rows=st.sampled_from([2, 8]),
     )
     def start(self, config: CacheConfig, chunks: tuple[int, ...], rows: int) -> None:
+        if config.memory.startswith("two_ended"):
+            config = replace(config, host_bytes=0)
         config = replace(config, **type(self).forced)
         case = Case("machine", config, chunks, 12, rows, ())
         self.runner = ScenarioRunner(case)
@@ -256,7 +259,7 @@ class CacheMachine(RuleBasedStateMachine):
             admission = cache.begin(sequence, match)
             assert admission is not None
             cache.rollback(admission)
-            cache.pool.drain_moves()
+            self.runner.move()
             assert _observable(cache) == before
         self.runner.check()
 
@@ -311,8 +314,12 @@ class CacheMachine(RuleBasedStateMachine):
             for name, track in self.runner.tracks.items()
             if track.status == "waiting" and self.runner.scheduler.usage(name) is None
         ]
-        sealed = dict(self.runner.cache.states.sealed)
+        sealed: dict[bytes, object] = dict(self.runner.cache.states.sealed)
         index = set(self.runner.cache.paged.index)
+        tier = self.runner.cache.tier
+        if tier is not None:
+            sealed |= dict(tier.states)
+            index |= set(tier.units)
         has_rows = self.runner.begin_step()
         for name in waiting:
             usage = self.runner.scheduler.usage(name)
@@ -375,7 +382,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _check_law(self, salt: str, content: array, hit: int, matched: int, junction: int) -> None:
         cache = self.runner.cache
-        wanted = self._law(salt, content, cache.states.sealed.keys(), cache.paged.index.keys())
+        sealed, index = set(cache.states.sealed), set(cache.paged.index)
+        if cache.tier is not None:
+            sealed |= set(cache.tier.states)
+            index |= set(cache.tier.units)
+        wanted = self._law(salt, content, sealed, index)
         assert (hit, matched) == wanted
         assert junction <= matched
 

@@ -1,8 +1,9 @@
 """Reserves everything that running a sequence takes, or nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from k3core.cache.evictor import Evictor
+from k3core.cache.host_tier import HostEntry, HostTier
 from k3core.cache.match import Match
 from k3core.cache.paged_manager import PagedManager
 from k3core.cache.sequence import Sequence
@@ -20,6 +21,7 @@ class Admission:
         match: what it reuses.
         source: pages of the checkpoint to restore, () if there is nothing to copy.
         checkpoint: pinned until `end_restore`; None if nothing is copied.
+        borrowed: entries of host memory, pinned until `end_restore`.
         is_resumed: the sequence ran before; its lookup is counted apart.
     """
 
@@ -27,6 +29,7 @@ class Admission:
     match: Match
     source: tuple[int, ...]
     checkpoint: Checkpoint | None
+    borrowed: list[HostEntry] = field(default_factory=list[HostEntry])
     is_resumed: bool = False
 
 
@@ -40,12 +43,14 @@ class Admitter:
         states: StateManager,
         evictor: Evictor,
         stats: CacheStats,
+        tier: HostTier | None = None,
     ) -> None:
         self._config = config
         self._paged = paged
         self._states = states
         self._evictor = evictor
         self._stats = stats
+        self._tier = tier
         self.sequences: dict[int, Sequence] = {}
 
     def begin(self, sequence: Sequence, match: Match, is_alone: bool = False) -> Admission | None:
@@ -61,7 +66,7 @@ class Admitter:
             None if there is no room now.
         """
         admission = self._try_begin(sequence, match)
-        if admission is None and is_alone and match.checkpoint is not None:
+        if admission is None and is_alone and match.hit:
             admission = self._take_over(sequence, match) or self._try_begin(
                 sequence, _without_hit(match)
             )
@@ -71,16 +76,21 @@ class Admitter:
         assert not sequence.units
         assert not sequence.live
         unit, groups = self._config.unit_tokens, self._states.groups
-        reused = [self._paged.index[d] for d in sequence.digests[: match.hit // unit]]
+        reused = [self._paged.index[d] for d in sequence.digests[: match.resident // unit]]
         fresh = -(-match.num_tokens // unit) - len(reused)
         last = reused[-1] if reused else -1
         self._paged.reference(reused)
         if match.checkpoint is not None:
             self._states.pin(match.checkpoint)
+        borrowed = [*match.host_units, *((match.host_state,) if match.host_state else ())]
+        if self._tier is not None:
+            self._tier.pin(borrowed)
         rows = self._paged.pages_for(-1, last, fresh)
         if not self._evictor.make_room(rows, groups):
             if match.checkpoint is not None:
                 self._states.unpin(match.checkpoint)
+            if self._tier is not None:
+                self._tier.unpin(borrowed)
             self._paged.release(reused)
             return None
         self._fill(sequence, match, reused, fresh)
@@ -88,7 +98,7 @@ class Admitter:
         assert live is not None
         sequence.live = live
         source = match.checkpoint.pages if match.checkpoint else ()
-        return Admission(sequence, match, source, match.checkpoint)
+        return Admission(sequence, match, source, match.checkpoint, borrowed)
 
     def _take_over(self, sequence: Sequence, match: Match) -> Admission | None:
         """Admit with the checkpoint itself as the live state; for when no slot is left."""
@@ -96,7 +106,7 @@ class Admitter:
         if checkpoint is None or checkpoint.pins or checkpoint.codec != "raw":
             return None
         unit = self._config.unit_tokens
-        reused = [self._paged.index[d] for d in sequence.digests[: match.hit // unit]]
+        reused = [self._paged.index[d] for d in sequence.digests[: match.resident // unit]]
         fresh = -(-match.num_tokens // unit) - len(reused)
         self._paged.reference(reused)
         self._states.pin(checkpoint)
@@ -122,5 +132,12 @@ class Admitter:
 
 def _without_hit(match: Match) -> Match:
     return Match(
-        match.num_tokens, match.matched, 0, None, match.junction, match.gap + match.hit, "evicted"
+        num_tokens=match.num_tokens,
+        matched=match.matched,
+        hit=0,
+        checkpoint=None,
+        junction=match.junction,
+        gap=match.gap + match.hit,
+        reason="evicted",
+        unit_tokens=match.unit_tokens,
     )

@@ -15,6 +15,7 @@ from k3core.cache.block_pool import PageMove
 from k3core.cache.evictor import Evictor
 from k3core.cache.fence import StepFence
 from k3core.cache.hashing import ImageMark, extend_digests, root_digest
+from k3core.cache.host_tier import HostTier
 from k3core.cache.match import Match, find_match
 from k3core.cache.memory_plan import make_pool
 from k3core.cache.paged_manager import PagedManager
@@ -48,11 +49,14 @@ class PrefixCache:
         self.pool = make_pool(config, self._is_movable)
         self.paged = PagedManager(config, self.pool)
         self.states = StateManager(config, self.pool)
-        self.evictor = Evictor(config, self.pool, self.paged, self.states, self.stats)
+        self.tier = _make_tier(config) if config.host_bytes else None
+        self.evictor = Evictor(config, self.pool, self.paged, self.states, self.stats, self.tier)
         self.promises = Promises(config.unit_tokens)
         self.epoch = 0
         self._sealer = Sealer(config, self.paged, self.states, self.evictor, self.fence, self.stats)
-        self._admitter = Admitter(config, self.paged, self.states, self.evictor, self.stats)
+        self._admitter = Admitter(
+            config, self.paged, self.states, self.evictor, self.stats, self.tier
+        )
         self._pinned_pages: set[int] = set()
 
     # --- identity and lookup -------------------------------------------------------------
@@ -92,7 +96,13 @@ class PrefixCache:
 
     def lookup(self, sequence: Sequence) -> Match:
         """What could be reused now. Pure: two in a row agree and nothing has changed."""
-        return find_match(self.config, self.paged, self.states, sequence, self.promises.pending)
+        return find_match(
+            self.config, self.paged, self.states, sequence, self.promises.pending, self.tier
+        )
+
+    def resident_tokens(self, sequence: Sequence) -> int:
+        """Leading tokens whose rows are in the arena, whether or not a state could use them."""
+        return self.paged.match(sequence.digests) * self.config.unit_tokens
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether an empty cache could hold so many tokens and one live state."""
@@ -120,11 +130,13 @@ class PrefixCache:
     def commit(self, admission: Admission) -> None:
         """The admission counts: ages, counters and targets are set."""
         sequence, match, stats = admission.sequence, admission.match, self.stats
-        self.paged.touch(sequence.units[: match.hit // self.config.unit_tokens], self.epoch)
+        self.paged.touch(sequence.units[: match.resident // self.config.unit_tokens], self.epoch)
         if match.checkpoint is not None and match.hit:
             if match.checkpoint.digest in self.states.sealed:
                 self.states.use(match.checkpoint, self.epoch)
             stats.restores += 1
+        if match.host_state is not None or match.host_units:
+            stats.host_restores += 1
         if admission.is_resumed:
             stats.resumed_queries += 1
         else:
@@ -149,6 +161,9 @@ class PrefixCache:
         if admission.checkpoint is not None:
             self.states.unpin(admission.checkpoint)
             admission.checkpoint = None
+        if self.tier is not None:
+            self.tier.unpin(admission.borrowed)
+            admission.borrowed = []
 
     # --- running -------------------------------------------------------------------------
 
@@ -269,6 +284,8 @@ class PrefixCache:
         while self.evictor.evict_oldest_leaf():
             pass
         self.paged.lost_state.clear()
+        if self.tier is not None:
+            self.tier.clear()
         return True
 
     def compact(self) -> list[PageMove]:
@@ -356,3 +373,9 @@ class PrefixCache:
 
     def _is_movable(self, page: int) -> bool:
         return self.fence.is_idle and page not in self._pinned_pages
+
+
+def _make_tier(config: CacheConfig) -> HostTier:
+    pages = config.int8_groups if config.codec == "int8" else config.state_groups
+    unit_bytes = max(1, config.page_bytes // config.page_units)
+    return HostTier(config.host_bytes, unit_bytes, pages * config.page_bytes)

@@ -1,6 +1,7 @@
 """Makes room: which rows and which states go when something else needs their pages."""
 
 from k3core.cache.block_pool import PagePool
+from k3core.cache.host_tier import HostTier
 from k3core.cache.paged_manager import PagedManager
 from k3core.cache.spec import CacheConfig
 from k3core.cache.state_manager import Checkpoint, StateManager
@@ -8,7 +9,12 @@ from k3core.cache.stats import CacheStats, count
 
 
 class Evictor:
-    """Evicts from both kinds in one order of age where they share pages, apart where not."""
+    """Evicts from both kinds in one order of age where they share pages, apart where not.
+
+    Attributes:
+        is_spilling: whether what is evicted now may go to host memory: only while a step is
+            planned, whose copies run before anything is written.
+    """
 
     def __init__(
         self,
@@ -17,12 +23,18 @@ class Evictor:
         paged: PagedManager,
         states: StateManager,
         stats: CacheStats,
+        tier: HostTier | None = None,
     ) -> None:
+        self._unit_tokens = config.unit_tokens
         self._is_split = config.memory == "two_pools"
         self._pool = pool
         self._paged = paged
         self._states = states
         self._stats = stats
+        self._tier = tier
+        self._pool_place = pool.place
+        self._page_units = config.page_units
+        self.is_spilling = False
 
     def is_feasible(self, rows: int, state_pages: int) -> bool:
         """Whether so many pages can be had by evicting; changes nothing."""
@@ -43,8 +55,11 @@ class Evictor:
                 return False
         return True
 
-    def evict_state(self, checkpoint: Checkpoint) -> None:
-        """Drop one checkpoint, whatever its age."""
+    def evict_state(self, checkpoint: Checkpoint, is_surplus: bool = False) -> None:
+        """Drop one checkpoint, whatever its age; to host memory unless it is surplus."""
+        if self._tier is not None and self.is_spilling and not is_surplus:
+            pages = tuple(map(self._pool_place, checkpoint.pages))
+            self._tier.offer_state(checkpoint.digest, checkpoint.position, pages)
         self._paged.lost_state.add(checkpoint.unit)
         self._states.evict(checkpoint)
         count(self._stats.evicted_states, checkpoint.reason.name.lower())
@@ -55,6 +70,11 @@ class Evictor:
         checkpoint = self._states.sealed.get(name) if name is not None else None
         if checkpoint is not None:
             self.evict_state(checkpoint)
+        if self._tier is not None and self.is_spilling and name is not None:
+            page, place = divmod(unit, self._page_units)
+            where = self._pool_place(page) * self._page_units + place
+            position = (self._paged.depth[unit] + 1) * self._unit_tokens
+            self._tier.offer_unit(name, position, where)
         self._paged.evict(unit)
         self._stats.evicted_units += 1
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from k3core.cache.host_tier import HostEntry, HostTier
 from k3core.cache.paged_manager import PagedManager
 from k3core.cache.positions import drop_tokens
 from k3core.cache.sequence import Sequence
@@ -30,6 +31,9 @@ class Match:
         junction: position to promote, 0 for none.
         gap: rows that are here, up to n - 1, and cannot be used.
         reason: why, "" without a gap.
+        unit_tokens: U.
+        host_units: the last units of the hit, if they are in host memory.
+        host_state: where the state is, if it is in host memory; `checkpoint` is None then.
         awaits: digest of a checkpoint that a running request will seal deeper on this path,
             b"" for none.
     """
@@ -41,7 +45,15 @@ class Match:
     junction: int
     gap: int
     reason: GapReason
+    unit_tokens: int = 1
     awaits: bytes = b""
+    host_units: tuple[HostEntry, ...] = ()
+    host_state: HostEntry | None = None
+
+    @property
+    def resident(self) -> int:
+        """Leading tokens of the hit whose rows are in the arena."""
+        return self.hit - len(self.host_units) * self.unit_tokens
 
 
 def find_match(
@@ -50,6 +62,7 @@ def find_match(
     states: StateManager,
     sequence: Sequence,
     pending: dict[bytes, int],
+    tier: HostTier | None = None,
 ) -> Match:
     """Look a sequence up; its digests must cover its full units.
 
@@ -59,16 +72,26 @@ def find_match(
         states: the checkpoints.
         sequence: what is looked up.
         pending: digests of checkpoints that running requests are about to seal.
+        tier: host memory behind the arena, if there is any.
     """
     unit, digests = config.unit_tokens, sequence.digests
     n = len(sequence.tokens)
-    units = paged.match(digests)
+    resident = units = paged.match(digests)
+    if tier is not None:
+        while units < len(digests) and digests[units] in tier.units:
+            units += 1
     reach = _reach(config, n, units)
     found = deepest(config, digests, states.sealed, reach)
     if config.is_drop_strict:
         found = _confirmed(config, digests, states, found)
     checkpoint = states.sealed[found] if found else None
     hit = checkpoint.position if checkpoint else 0
+    host_state = None
+    if tier is not None:
+        stored = deepest(config, digests, tier.states, reach)
+        if stored and tier.states[stored].position > hit:
+            checkpoint, host_state = None, tier.states[stored]
+            hit = host_state.position
     usable = min(units * unit, (n - 1) // unit * unit)
     gap = max(0, usable - hit)
     awaits = b""
@@ -78,11 +101,30 @@ def find_match(
             awaits = deeper
     reason: GapReason = ""
     if gap:
-        reason = "same_step" if awaits else _reason(config, paged, states, digests, hit, usable)
+        reason = (
+            "same_step"
+            if awaits
+            else _reason(config, paged, states, digests, hit, min(usable, resident * unit))
+        )
     junction = 0
     if gap and config.promotion != "never":
         junction = max(0, units * unit - drop_tokens(config))
-    return Match(n, units * unit, hit, checkpoint, junction, gap, reason, awaits)
+    host_units = ()
+    if tier is not None:
+        host_units = tuple([tier.units[each] for each in digests[resident : hit // unit]])
+    return Match(
+        num_tokens=n,
+        matched=units * unit,
+        hit=hit,
+        checkpoint=checkpoint,
+        junction=junction,
+        gap=gap,
+        reason=reason,
+        unit_tokens=unit,
+        awaits=awaits,
+        host_units=host_units,
+        host_state=host_state,
+    )
 
 
 def deepest(

@@ -96,7 +96,7 @@ class Sealer:
             return
         older = self._states.sealed.get(sequence.rolling)
         if older is not None and not older.pins and not older.hits:
-            self._evictor.evict_state(older)
+            self._evictor.evict_state(older, is_surplus=True)
         sequence.rolling = checkpoint.digest
 
     def _trim_path(self, sequence: Sequence, newest: Checkpoint) -> None:
@@ -116,5 +116,5 @@ class Sealer:
                 or self._paged.children[checkpoint.unit] > 1
             )
             if not is_exempt:
-                self._evictor.evict_state(checkpoint)
+                self._evictor.evict_state(checkpoint, is_surplus=True)
                 surplus -= 1

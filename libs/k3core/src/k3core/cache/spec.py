@@ -61,7 +61,8 @@ class CacheConfig:
             was computed from that one.
         path_cap: checkpoints kept on a path, tails, forks and locks aside; -1 for no cap.
         page_bytes: size of a page, for byte counters and the host tier; 0 if not known.
-        host_bytes: bound of the host-memory tier; 0 for none.
+        host_bytes: bound of the host-memory tier; 0 for none. Needs `page_bytes`, and a plan
+            whose pages do not move.
     """
 
     unit_tokens: int = 128
@@ -117,5 +118,10 @@ class CacheConfig:
             raise CacheError(f"decode_grid {step} is not a multiple of unit {unit}")
         if self.path_cap == 0 or self.path_cap < -1:
             raise CacheError(f"path_cap must be -1 or at least 1, not {self.path_cap}")
+        if self.host_bytes and (not self.page_bytes or self.memory.startswith("two_ended")):
+            raise CacheError(
+                f"host_bytes {self.host_bytes} needs page_bytes (is {self.page_bytes}) and "
+                f"pages that stay in place (memory is {self.memory})"
+            )
         if self.memory == "two_pools" and self.num_slots < 1:
             raise CacheError("two_pools needs num_slots of at least 1")

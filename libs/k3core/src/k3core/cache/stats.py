@@ -15,6 +15,7 @@ class CacheStats:
         hit_tokens: tokens served.
         gap_tokens: matched minus hit, by reason.
         restores: checkpoints copied into live pages.
+        host_restores: admissions that used rows or a state from host memory.
         takeovers: checkpoints that became live states because no slot was left for a copy.
         exports: checkpoints sealed, by class.
         donations: live states that became checkpoints without a copy.
@@ -35,6 +36,7 @@ class CacheStats:
     hit_tokens: int = 0
     gap_tokens: dict[str, int] = field(default_factory=dict[str, int])
     restores: int = 0
+    host_restores: int = 0
     takeovers: int = 0
     exports: dict[str, int] = field(default_factory=dict[str, int])
     donations: int = 0

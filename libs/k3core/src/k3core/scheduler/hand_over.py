@@ -65,14 +65,13 @@ class HandOver:
     def reserve(self, entry: Entry) -> Reservation | None:
         """See `Scheduler.reserve`."""
         cache, sequence = self._cache, entry.sequence
-        found = cache.lookup(sequence)
-        resident = found.matched
-        match = Match(found.num_tokens, resident, resident, None, 0, 0, "")
+        n = len(sequence.tokens)
+        resident = cache.resident_tokens(sequence)
+        match = Match(n, resident, resident, None, 0, 0, "")
         admission = cache.begin(sequence, match)
         if admission is None:
             return None
         cache.commit(admission)
-        n = found.num_tokens
         entry.usage = Usage(n, resident, n - resident, 0, 0, resident, 0, "")
         entry.status = Status.RESERVED
         self.open(entry, _arrival(entry))

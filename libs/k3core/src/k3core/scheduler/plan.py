@@ -30,6 +30,24 @@ class PageCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCopy:
+    """Copy one unit or one stored state between the arena and host memory.
+
+    Attributes:
+        host: names the bytes in host memory; the worker allocates them at the first copy out.
+        unit: unit id in the arena, -1 for a state.
+        pages: pages of a state in the arena, as it is stored (INT8 if `codec` says so); ()
+            for a unit.
+        codec: of a state copied in: `int8` is decoded into the live pages.
+    """
+
+    host: int
+    unit: int = -1
+    pages: tuple[int, ...] = ()
+    codec: Codec = "raw"
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedExport:
     """A checkpoint this row must write inside the pass.
 
@@ -123,7 +141,10 @@ class StepPlan:
         rows: decode rows first, then prefill chunks.
         restores: checkpoint into live pages, before the pass (codec: decode).
         encodes: raw exported pages into compressed ones, after the pass (codec: encode).
-        moves: page moves of a compaction, before everything else.
+        spills: copies to host memory of what was evicted, before everything else.
+        loads: copies from host memory, before the pass.
+        moves: page moves of a compaction, before restores.
+        freed_host: host bytes that may be freed after the spills.
         encode_images: pictures whose embeddings are not held and must be made for this step.
         dropped_images: feature keys whose embeddings the worker may forget now.
         events: of a plan without rows only, to be handled like those of `commit`, which brings
@@ -134,7 +155,10 @@ class StepPlan:
     rows: tuple[RowPlan, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     encodes: tuple[PageCopy, ...] = ()
+    spills: tuple[HostCopy, ...] = ()
+    loads: tuple[HostCopy, ...] = ()
     moves: tuple[PageCopy, ...] = ()
+    freed_host: tuple[int, ...] = ()
     encode_images: tuple[bytes, ...] = ()
     dropped_images: tuple[bytes, ...] = ()
     events: tuple[Event, ...] = ()

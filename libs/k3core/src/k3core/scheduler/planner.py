@@ -12,7 +12,7 @@ from k3core.cache.coordinator import PrefixCache
 from k3core.cache.positions import StateClass, decode_targets, next_chunk
 from k3core.scheduler.entry import Entry
 from k3core.scheduler.pictures import Pictures, needs
-from k3core.scheduler.plan import Event, PageCopy, PlannedExport, RowPlan, StepPlan
+from k3core.scheduler.plan import Event, HostCopy, PageCopy, PlannedExport, RowPlan, StepPlan
 
 
 @dataclass(slots=True)
@@ -105,11 +105,35 @@ class StepPlanner:
             rows=tuple(self._row(row) for row in step.rows),
             restores=restores,
             encodes=encodes,
+            spills=self._spills(),
+            loads=tuple(load for a in step.admissions for load in self._loads(a)),
             moves=moves,
+            freed_host=tuple(cache.tier.drain_drops()) if cache.tier is not None else (),
             encode_images=tuple(step.encode_images),
             dropped_images=self._pictures.drain_dropped(),
             events=events,
         )
+
+    def _spills(self) -> tuple[HostCopy, ...]:
+        tier = self._cache.tier
+        if tier is None:
+            return ()
+        return tuple(HostCopy(each.host, each.unit, each.pages) for each in tier.drain_spills())
+
+    def _loads(self, admission: Admission) -> list[HostCopy]:
+        match, sequence, cache = admission.match, admission.sequence, self._cache
+        if not admission.borrowed:
+            return []
+        first = match.resident // cache.config.unit_tokens
+        placed = cache.placed_units(sequence, first + len(match.host_units))[first:]
+        loads = [
+            HostCopy(entry.host, unit=unit)
+            for entry, unit in zip(match.host_units, placed, strict=True)
+        ]
+        if match.host_state is not None:
+            live = self._places(sequence.live)
+            loads.append(HostCopy(match.host_state.host, pages=live, codec=cache.config.codec))
+        return loads
 
     def _row(self, row: DraftRow) -> RowPlan:
         entry, sequence = row.entry, row.entry.sequence

@@ -188,9 +188,11 @@ class Scheduler:
         sizes = self.config.chunk_tokens
         budget = sizes[self._num_steps % len(sizes)]
         step = DraftStep()
+        self.cache.evictor.is_spilling = True
         budget -= self._former.plan_decodes(step, budget, held)
         budget -= self._former.plan_chunks(step, budget)
         self._former.admit(step, budget)
+        self.cache.evictor.is_spilling = False
         if not step.rows:
             for admission in step.admissions:
                 self.cache.end_restore(admission)

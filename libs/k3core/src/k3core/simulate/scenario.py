@@ -335,24 +335,28 @@ class ScenarioRunner:
         sealed = self.cache.states.sealed
         fresh = sealed.keys() - self._known
         self._known = set(sealed)
-        unit = self.case.cache.unit_tokens
         for digest in fresh:
             checkpoint = sealed[digest]
             position = checkpoint.position
             place = self.cache.pool.place(checkpoint.pages[0])
             self._sealed_bytes[digest] = self.device.state_at(place)
-            owners = [
-                name
-                for name in names
-                if self.tracks[name].sequence.digests[position // unit - 1 : position // unit]
-                == [digest]
-            ]
+            owners = self._on_path(names, position, digest)
+            # A donation may have waited for a later step than the request's own.
+            owners = owners or self._on_path(list(self.tracks), position, digest)
             owners.sort(key=lambda name: (name, position) not in planned)
             if not owners:
                 self.failures.append(f"nobody sealed the state at {position}")
                 continue
             self._check_seal(self.tracks[owners[0]], position, digest)
             self.tracks[owners[0]].exported.append(position)
+
+    def _on_path(self, names: list[str], position: int, digest: bytes) -> list[str]:
+        place = position // self.case.cache.unit_tokens
+        return [
+            name
+            for name in names
+            if self.tracks[name].sequence.digests[place - 1 : place] == [digest]
+        ]
 
     def _check_seal(self, track: Track, position: int, digest: bytes) -> None:
         content = self.device.scripts[track.request.request_id].content[:position]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from k3core.scheduler.plan import PageCopy, RowPlan, RowResult, StepPlan
+from k3core.scheduler.plan import HostCopy, PageCopy, RowPlan, RowResult, StepPlan
 from k3core.simulate.streams import image_content
 
 # hashlib names no public type for its objects.
@@ -77,14 +77,21 @@ class ToyDevice:
     num_copies: int = 0
     _rows: dict[int, _Rows] = field(default_factory=dict[int, _Rows])
     _states: dict[int, Fold] = field(default_factory=dict[int, Fold])
+    _host: dict[int, object] = field(default_factory=dict[int, object])
 
     def run(self, plan: StepPlan) -> list[RowResult]:
         """Execute one step and report it."""
+        for copy in plan.spills:
+            self._spill(copy)
+        for host in plan.freed_host:
+            del self._host[host]
         for copy in plan.moves:
             self.move(list(zip(copy.src, copy.dst, strict=True)))
         for copy in plan.restores:
             self.num_copies += 1
             self._copy_state(copy)
+        for copy in plan.loads:
+            self._load(copy)
         for key in plan.dropped_images:
             self.embeddings.pop(key, None)
         for key in plan.encode_images:
@@ -223,6 +230,22 @@ class ToyDevice:
                 self._states.pop(page, None)
             else:
                 self._states[page] = fold.copy()
+
+    def _spill(self, copy: HostCopy) -> None:
+        if copy.unit >= 0:
+            rows = self._rows[copy.unit]
+            self._host[copy.host] = _Rows(rows.first, rows.content[:])
+        else:
+            self._host[copy.host] = self._states[copy.pages[0]].copy()
+
+    def _load(self, copy: HostCopy) -> None:
+        held: Any = self._host[copy.host]
+        if copy.unit >= 0:
+            self._rows[copy.unit] = _Rows(held.first, held.content[:])
+            return
+        self.num_copies += 1
+        for page in copy.pages:
+            self._states[page] = held.copy()
 
     def _fault(self, row: RowPlan, what: str) -> None:
         self.faults.append(f"{row.request_id}: {what}")

@@ -132,3 +132,10 @@ def test_the_text_does_not_depend_on_how_bytes_came(body: str, type_name: str, s
         except json.JSONDecodeError:
             return
         assert json.loads(whole) == {"k": expected, "l": 1}
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_raw_block_is_an_empty_object(text: str) -> None:
+    writer = ArgumentsWriter()
+    found = writer.begin_raw() + writer.feed(text.encode()) + writer.end_block()
+    assert json.loads(found + writer.end_call()) == {}

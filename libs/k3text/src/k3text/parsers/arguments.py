@@ -43,6 +43,7 @@ class ArgumentsWriter:
         self._keys: set[str] = set()
         self._buffer = ""
         self._is_raw = False
+        self._has_raw_text = False
         self._container = _ContainerCopy()
         self._copied: list[str] = []
 
@@ -100,8 +101,8 @@ class ArgumentsWriter:
                 return text
 
     def end_call(self) -> str:
-        """Closes the object; the blocks are closed already."""
-        if self._is_raw:
+        """Closes the object; the blocks are closed already. An empty raw block is no arguments."""
+        if self._has_raw_text:
             return ""
         return "}" if self._keys else "{}"
 
@@ -110,6 +111,7 @@ class ArgumentsWriter:
             case _Mode.STRING:
                 return json.dumps(text, ensure_ascii=False)[1:-1]
             case _Mode.RAW:
+                self._has_raw_text = self._has_raw_text or bool(text.strip(_SPACES))
                 return text
             case _Mode.CONTAINER:
                 return self._copy(text)

@@ -174,7 +174,7 @@ class BodyBuilder:
             {
                 "id": call["id"],
                 "type": "function",
-                "function": {"name": call["name"], "arguments": "".join(parts) or "{}"},
+                "function": {"name": call["name"], "arguments": "".join(parts)},
             }
             for call, parts, is_complete in zip(
                 self._calls, self._arguments, self._is_complete, strict=True

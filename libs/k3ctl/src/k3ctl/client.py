@@ -84,13 +84,19 @@ class Client:
                 f"{self._url}/v1/models", headers=self._headers
             ) as response:
                 return str((await self._body(response))["data"][0]["id"])
-        except aiohttp.ClientError as error:
+        except LookupError as error:
+            raise AskFailed(f"{self._url} answered 200, but serves no model") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise AskFailed(f"no gateway answers at {self._url}; is `k3 up` running?") from error
 
     async def _body(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
-        body: dict[str, Any] = await response.json(content_type=None)
-        if response.status != 200:
-            raise AskFailed(f"{response.status}: {body['error']['message']}")
+        try:
+            body: dict[str, Any] = await response.json(content_type=None)
+            if response.status != 200:
+                raise AskFailed(f"{response.status}: {body['error']['message']}")
+        except (ValueError, KeyError, TypeError) as error:
+            # A proxy, or something else that is no gateway of ours.
+            raise AskFailed(f"{self._url} answered {response.status}, not as a gateway") from error
         return body
 
     async def ask(self, body: dict[str, Any]) -> Answer:
@@ -113,8 +119,8 @@ class Client:
                     ledger=read_ledger(whole["usage"]),
                     request_id=response.headers.get("x-request-id", ""),
                 )
-        except aiohttp.ClientError as error:
-            raise AskFailed(f"the connection to {self._url} broke") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise AskFailed(f"the connection to {self._url} broke, or took too long") from error
 
     async def stream(self, body: dict[str, Any]) -> AsyncIterator[tuple[str, str] | Answer]:
         """Asks and yields pieces, (`reasoning` or `text`, piece), and the whole answer last.
@@ -147,8 +153,8 @@ class Client:
                                 pieces[kind].append(piece)
                                 yield kind, piece
                 request_id = response.headers.get("x-request-id", "")
-        except aiohttp.ClientError as error:
-            raise AskFailed(f"the connection to {self._url} broke") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise AskFailed(f"the connection to {self._url} broke, or took too long") from error
         if not finish:
             raise AskFailed("the stream ended before the answer did")
         yield Answer(

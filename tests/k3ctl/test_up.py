@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 MAX_RESIDENT_BYTES = 2_500_000_000
 ROLES = ("gateway", "fetcher", "preprocessor", "encoder", "prefill", "decode")
+INFRASTRUCTURE = ("nats", "redis", "mooncake", "mooncake-store")
 SCRIPT = '{"match": "weather", "text": "sunny"}\n{"match": "", "text": "no idea"}\n'
 
 
@@ -65,7 +66,7 @@ def test_status_lists_every_process_with_what_it_says_of_itself(stack: Stack) ->
         assert row["load"]["num_running"] == 0
         assert is_running(row["pid"])
         assert row["rss_bytes"] > 10_000_000
-    assert {"nats", "redis", "mooncake", "mooncake-store"} < set(workers)
+    assert set(INFRASTRUCTURE) < set(workers)
     assert sum(row["rss_bytes"] for row in found["workers"]) < found["rss_bytes"]
     assert found["rss_bytes"] < MAX_RESIDENT_BYTES
     table = k3(stack.folder, "status").stdout
@@ -112,6 +113,20 @@ async def test_after_a_worker_was_killed_the_next_request_works(stack: Stack, ro
     restarted = next(p for p in stack.now().processes if p.role == role)
     assert restarted.num_restarts == 1
     assert restarted.exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("role", INFRASTRUCTURE)
+async def test_infrastructure_that_was_killed_comes_back_where_it_was(
+    stack: Stack, role: str
+) -> None:
+    before = stack.pid(role)
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: stack.pid(role) not in (0, before), 10)
+    async with watch(stack) as directory, api(stack) as client:
+        # Workers find the bus again by themselves.
+        await until(lambda: all(only(directory, name) for name in ROLES), 10)
+        message = await client.message(client.body("how is the weather?"))
+        assert "sunny" in str(message)
 
 
 async def test_a_stack_whose_supervisor_was_killed_leaves_no_process(

@@ -12,11 +12,15 @@ from k3core.kernels.native import build
 from k3core.kernels.native.library import load_library
 
 
+# Without optimisation the compiler takes a third of the time; what is built is not run.
+QUICK = [("-O0",)]
+
+
 def test_a_second_build_takes_the_first_ones_file(tmp_path: Path) -> None:
     toolchain = build.find_toolchain()
-    first = build.build_library(tmp_path / "cache", toolchain)
+    first = build.build_library(tmp_path / "cache", toolchain, QUICK)
     written = first.stat().st_mtime_ns
-    assert build.build_library(tmp_path / "cache", toolchain) == first
+    assert build.build_library(tmp_path / "cache", toolchain, QUICK) == first
     assert first.stat().st_mtime_ns == written
     assert [path.name for path in first.parent.iterdir()] == [first.name]
 
@@ -24,7 +28,7 @@ def test_a_second_build_takes_the_first_ones_file(tmp_path: Path) -> None:
 def test_builds_that_start_together_all_load(tmp_path: Path) -> None:
     toolchain = build.find_toolchain()
     with ThreadPoolExecutor(3) as pool:
-        paths = list(pool.map(lambda _: build.build_library(tmp_path, toolchain), range(3)))
+        paths = list(pool.map(lambda _: build.build_library(tmp_path, toolchain, QUICK), range(3)))
     assert len(set(paths)) == 1
     assert load_library(paths[0]).get_threads() >= 1
     assert [path.name for path in tmp_path.iterdir()] == [paths[0].name]
@@ -51,6 +55,22 @@ def test_a_cache_that_others_can_write_is_refused(tmp_path: Path) -> None:
     cache.chmod(0o777)
     with pytest.raises(BackendUnavailableError, match="other users"):
         build.build_library(cache, build.find_toolchain())
+
+
+def test_an_unusable_folder_gives_way_to_the_next(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    chosen = build.usable_cache_dir([blocked / "cache", tmp_path / "second"])
+    assert chosen == tmp_path / "second"
+    assert chosen.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_chosen_folder_has_no_substitute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("K3_KERNEL_CACHE", str(tmp_path))
+    assert build.cache_dirs() == (tmp_path,)
+    monkeypatch.delenv("K3_KERNEL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.cache_dirs()[0] == tmp_path / "k3core" / "kernels"
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:

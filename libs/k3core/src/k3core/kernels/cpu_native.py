@@ -18,7 +18,12 @@ from k3core.kernels.kda.native import NativeKda
 from k3core.kernels.linear.native import NativeLinear
 from k3core.kernels.mla.native import NativeMla
 from k3core.kernels.moe.native import NativeMoe
-from k3core.kernels.native.build import build_library, default_cache_dir, find_toolchain
+from k3core.kernels.native.build import (
+    build_library,
+    cache_dirs,
+    find_toolchain,
+    usable_cache_dir,
+)
 from k3core.kernels.native.library import NativeLibrary, load_library
 from k3core.kernels.norm.native import NativeNorm
 from k3core.kernels.situ.native import NativeActivation
@@ -31,7 +36,7 @@ def native_library() -> NativeLibrary:
     Raises:
         BackendUnavailableError: no compiler, or it cannot compile or load the sources.
     """
-    return load_library(build_library(default_cache_dir(), find_toolchain()))
+    return load_library(build_library(usable_cache_dir(cache_dirs()), find_toolchain()))
 
 
 def build(base: Kernels) -> Kernels:

@@ -74,13 +74,33 @@ def find_toolchain(compilers: Sequence[str] = COMPILERS) -> Toolchain:
     raise BackendUnavailableError(f"no C compiler on the path (looked for {', '.join(compilers)})")
 
 
-def default_cache_dir() -> Path:
-    """K3_KERNEL_CACHE, else a folder of ours under XDG_CACHE_HOME or ~/.cache."""
+def cache_dirs() -> tuple[Path, ...]:
+    """Folders for libraries, the preferred one first.
+
+    K3_KERNEL_CACHE alone if it is set; else a folder of ours under XDG_CACHE_HOME or ~/.cache,
+    then one under the system's temporary folder for accounts that have no home.
+    """
     chosen = os.environ.get("K3_KERNEL_CACHE")
     if chosen:
-        return Path(chosen)
+        return (Path(chosen),)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "k3core" / "kernels"
+    temporary = Path(tempfile.gettempdir()) / f"k3core-kernels-{os.getuid()}"
+    return (Path(base) / "k3core" / "kernels", temporary)
+
+
+def usable_cache_dir(candidates: Sequence[Path]) -> Path:
+    """The first folder that can be written by us and by nobody else; made if missing.
+
+    Raises:
+        BackendUnavailableError: none is; the message has what is wrong with each.
+    """
+    faults: list[str] = []
+    for folder in candidates:
+        fault = _fault_of_folder(folder)
+        if fault is None:
+            return folder
+        faults.append(f"{folder}: {fault}")
+    raise BackendUnavailableError(f"no folder for compiled kernels ({'; '.join(faults)})")
 
 
 def build_library(
@@ -102,7 +122,7 @@ def build_library(
         BackendUnavailableError: the compiler fails with every set of flags, or the folder cannot
             be written or belongs to somebody else.
     """
-    _own_folder(cache_dir)
+    cache_dir = usable_cache_dir([cache_dir])
     errors: list[str] = []
     for optional in optional_flags:
         flags = (*BASE_FLAGS, *optional)
@@ -120,15 +140,16 @@ def build_library(
     raise BackendUnavailableError(f"{toolchain.compiler} cannot compile the kernels: {errors[-1]}")
 
 
-def _own_folder(cache_dir: Path) -> None:
+def _fault_of_folder(folder: Path) -> str | None:
     """A library found here is run: nobody else may be able to have put it there."""
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        owner = cache_dir.stat()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = folder.stat()
     except OSError as error:
-        raise BackendUnavailableError(f"kernel cache {cache_dir}: {error}") from error
+        return error.strerror or str(error)
     if owner.st_uid != os.getuid() or owner.st_mode & 0o022:
-        raise BackendUnavailableError(f"kernel cache {cache_dir} can be written by other users")
+        return "can be written by other users"
+    return None if os.access(folder, os.W_OK) else "cannot be written"
 
 
 def _fingerprint(flags: Sequence[str], toolchain: Toolchain) -> str:

@@ -9,7 +9,7 @@ from support.golden_model import MICRO_A, golden
 
 from k3core.engine.local import LocalAnswer, LocalEngine, LocalImage, LocalRequest
 from k3core.engine.parts import EngineSizes
-from k3wire.errors import ContextLengthExceeded
+from k3wire.errors import ContextLengthExceeded, InvalidRequest
 from k3wire.messages.sampling import SamplingParams
 
 
@@ -81,6 +81,13 @@ def test_a_batch_answers_each_prompt_as_alone_in_order() -> None:
 def test_a_prompt_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ContextLengthExceeded):
         engine().generate([1] * 200_000)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_without_an_embedding_is_refused_before_it_ends_a_step(token: int) -> None:
+    with pytest.raises(InvalidRequest):
+        engine().generate([1, token, 2])
+    assert engine().generate([1, 2], (), greedy(1)).token_ids
 
 
 def test_pictures_are_embedded_as_recorded() -> None:

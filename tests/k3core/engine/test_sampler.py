@@ -70,6 +70,11 @@ def test_end_tokens_are_never_drawn_before_min_tokens() -> None:
     assert sample(logits, [SampleRow(sampling, 2), SampleRow(sampling, 3)]) == [1, 0]
 
 
+def test_end_tokens_that_the_vocabulary_lacks_are_no_fault() -> None:
+    sampling = params(temperature=0.0, min_tokens=3, stop_token_ids=(0, 70))
+    assert sample(torch.tensor([[9.0, 1.0, 0.0]]), [SampleRow(sampling, 0)]) == [1]
+
+
 def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     logits = torch.tensor([[2.0, 1.5, 0.0]])
     presence = params(temperature=0.0, presence_penalty=0.6)

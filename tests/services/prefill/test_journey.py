@@ -8,7 +8,13 @@ from support.worker_pair import END, SIZES, UNIT, WAIT_S, Gateway, Pair, scripte
 
 from k3core.engine.parts import EngineSizes
 from k3wire.bus.base import Bus
-from k3wire.errors import Cancelled, DeadlineExceeded, ModelNotFound, TierUnavailable
+from k3wire.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    TierUnavailable,
+)
 from k3wire.messages.base import Message
 from k3wire.messages.stream import TokenDelta
 
@@ -226,6 +232,10 @@ def test_refusals_are_typed_and_immediate() -> None:
         gateway = pair.gateway
         with pytest.raises(DeadlineExceeded):
             await gateway.send(gateway.request("late", [*PROMPT, 0], timeout_s=-1.0))
+        with pytest.raises(InvalidRequest):
+            await gateway.send(
+                gateway.request("full", [*PROMPT, 0], num_emitted_tokens=3, max_tokens=3)
+            )
         request = gateway.request("other", [*PROMPT, 0])
         with pytest.raises(ModelNotFound):
             await gateway.send(msgspec.structs.replace(request, model_fingerprint="another"))

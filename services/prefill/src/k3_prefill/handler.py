@@ -17,6 +17,7 @@ from k3core.engine.words import EngineEvent
 from k3wire.errors import (
     Cancelled,
     DeadlineExceeded,
+    InvalidRequest,
     ModelNotFound,
     Overloaded,
     ShuttingDown,
@@ -74,6 +75,7 @@ class PrefillHandler:
             Overloaded: another model is served here, or the engine is down.
             SlowDown: too many requests at a time.
             DeadlineExceeded: the message came too late.
+            InvalidRequest: no token is left to be generated.
             Cancelled: this attempt was cancelled or replaced already.
         """
         admitted = Admitted(worker_id=self._worker.worker_id, epoch=self._epoch)
@@ -150,6 +152,8 @@ class PrefillHandler:
             raise ModelNotFound("This worker serves another model or another version of it.")
         if request.deadline_unix_ns <= time.time_ns():
             raise DeadlineExceeded("The request came after its deadline.")
+        if request.num_emitted_tokens >= request.sampling.max_tokens:
+            raise InvalidRequest("The answer has reached its limit already.")
         if len(self._journeys) >= self._max_requests:
             raise SlowDown("Too many requests are being read; try again.", retry_after_s=1.0)
 

@@ -103,7 +103,8 @@ def _adjust_row(row_V: torch.Tensor, row: SampleRow) -> None:
         said, counts = torch.tensor(list(row.output_ids), device=device).unique(return_counts=True)
         row_V[said] -= sampling.presence_penalty + sampling.frequency_penalty * counts.float()
     if _forbids_end(row):
-        row_V[torch.tensor(sampling.stop_token_ids, device=device)] = float("-inf")
+        ends = [token for token in sampling.stop_token_ids if token < row_V.numel()]
+        row_V[torch.tensor(ends, dtype=torch.int64, device=device)] = float("-inf")
 
 
 def _draw(logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -14,6 +14,7 @@ Letters: B rows, T packed tokens, G state groups, R rows with logits, M image ro
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from k3core.batch import ForwardBatch, StateExport
@@ -22,7 +23,7 @@ from k3core.engine.sampler import SampleRow, sample
 from k3core.engine.words import Adoption, EngineRequest, RowError
 from k3core.model.text import TextModel
 from k3core.scheduler.plan import PageCopy, RowPlan, RowResult, StepPlan
-from k3wire.errors import WorkerLost
+from k3wire.errors import InvalidRequest, WorkerLost
 
 
 @dataclass(slots=True)
@@ -79,8 +80,15 @@ class TorchRunner:
         self._told.clear()
 
     def begin(self, request: EngineRequest, adoption: Adoption | None) -> None:
-        """Remembers the request and the output it brings along."""
+        """Remembers the request and the output it brings along.
+
+        Raises:
+            InvalidRequest: a token has no row in the embedding; it would end the whole step.
+        """
         tokens = request.request.tokens
+        ids = np.frombuffer(tokens, dtype=np.int32)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._model.config.vocab_size:
+            raise InvalidRequest("The prompt has a token that the model does not know.")
         output_ids = tokens[len(tokens) - request.num_emitted_tokens :].tolist()
         if adoption is not None:
             output_ids.append(adoption.first_token)

@@ -88,6 +88,7 @@ def scripted(
         "K3_GATEWAY_API_KEYS": f"{KEY},team:sk-team",
         "K3_GATEWAY_MAX_RUNNING": str(MAX_RUNNING),
         "K3_GATEWAY_KEEP_ALIVE_S": "0.2",
+        "K3_GRACE_S": "6",
     }
     arguments = ("--engine", "scripted", "--script", str(script))
     with running_stack(folder / "run", micro_checkpoint, *arguments, **settings) as running:
@@ -135,13 +136,18 @@ async def test_reasoning_content_and_calls_come_whole_at_every_split(scripted: S
         assert one.num_output_tokens == found[0].num_output_tokens
 
 
-async def test_no_call_is_shown_to_a_client_that_wants_none(scripted: Stack) -> None:
+async def test_no_more_calls_are_shown_than_the_client_wants(scripted: Stack) -> None:
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
     async with client(scripted) as api:
-        for choice, finish in (("none", "stop"), ("auto", "tool_calls")):
-            found = await both(api, body(api, "full7", tools=[tool], tool_choice=choice))
-            assert (found.content, found.finish) == (SHOWN, finish)
-            assert bool(found.calls) == (choice == "auto")
+        for fields, count in (
+            ({"tool_choice": "none"}, 0),
+            ({"tool_choice": "auto"}, 2),
+            ({"parallel_tool_calls": False}, 1),
+            ({"parallel_tool_calls": False, "tool_choice": "none"}, 0),
+        ):
+            found = await both(api, body(api, "full7", tools=[tool], **fields))
+            finish = "tool_calls" if count else "stop"
+            assert (found.content, found.finish, len(found.calls)) == (SHOWN, finish, count)
 
 
 async def test_calls_without_arguments_and_calls_that_never_end(scripted: Stack) -> None:
@@ -349,8 +355,14 @@ async def test_a_stop_string_ends_the_workers_too(scripted: Stack) -> None:
 
 
 # The last test here: it ends the stack.
-async def test_sigterm_lets_a_running_stream_finish(scripted: Stack) -> None:
-    async with client(scripted) as api:
+async def test_sigterm_lets_a_stream_finish_and_tells_those_that_take_too_long(
+    scripted: Stack,
+) -> None:
+    async with client(scripted) as api, asyncio.TaskGroup() as group:
+        waiting = group.create_task(api.post(body(api, "stuck")))
+        long = await api.session.post(
+            f"{scripted.url}/v1/chat/completions", json=body(api, "ticks", stream=True)
+        )
         url = f"{scripted.url}/v1/chat/completions"
         request = body(api, "short ticks", stream=True)
         async with api.session.post(url, json=request) as response:
@@ -359,6 +371,10 @@ async def test_sigterm_lets_a_running_stream_finish(scripted: Stack) -> None:
                 head += await response.content.readuntil(b"\n\n")
             scripted.process.send_signal(signal.SIGTERM)
             found = await read_stream(response, head)
+        last = (await long.content.read()).decode().rstrip("\n").rpartition("\n\n")[2]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "server_shutting_down"
+        status, refused = await waiting
+        assert (status, refused["error"]["code"]) == (503, "server_shutting_down")
     assert found.finish == "stop"
     assert found.content == "tick " * 40
     assert await asyncio.to_thread(scripted.process.wait, 40) == 0

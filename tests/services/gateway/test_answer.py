@@ -30,10 +30,10 @@ def ids_of(text: str) -> list[int]:
 
 def run(
     ids: list[int], end: str = "stop", split: int = 1000, *, stops: tuple[str, ...] = (),
-    hides_calls: bool = False,
+    max_calls: int | None = None,
 ) -> tuple[Answer, list[Event]]:  # fmt: skip
     """Feeds tokens, the first alone as prefill sends it, and the rest in frames of `split`."""
-    answer = Answer(OutputParser(BYTES, "think"), stops, hides_calls=hides_calls)
+    answer = Answer(OutputParser(BYTES, "think"), stops, max_calls=max_calls)
     pieces = [ids[:1], *(ids[at : at + split] for at in range(1, len(ids), split))]
     events: list[Event] = []
     for place, piece in enumerate(pieces):
@@ -62,10 +62,13 @@ def test_neither_text_nor_counts_depend_on_the_cutting(split: int) -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_hidden_calls_leave_no_trace(split: int) -> None:
-    answer, events = run(ids_of(WHOLE), split=split, hides_calls=True)
-    assert assemble(events) == ParsedMessage(reasoning="hm 🤔", content="yes 你好")
-    assert answer.finish == "stop"
+@pytest.mark.parametrize(("limit", "finish"), [(0, "stop"), (1, "tool_calls"), (2, "tool_calls")])
+def test_hidden_calls_leave_no_trace(split: int, limit: int, finish: str) -> None:
+    answer, events = run(ids_of(WHOLE), split=split, max_calls=limit)
+    assert assemble(events) == ParsedMessage(
+        reasoning="hm 🤔", content="yes 你好", tool_calls=calls(limit)
+    )
+    assert answer.finish == finish
 
 
 def test_every_cut_is_a_length_and_the_beginning_of_the_whole() -> None:

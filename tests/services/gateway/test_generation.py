@@ -347,6 +347,22 @@ async def test_a_prefill_worker_that_falls_silent_is_replaced_before_the_first_t
     room.check_empty("p", "q")
 
 
+@pytest.mark.parametrize("line", [says("", None), says("hel", None)])
+async def test_a_gateway_that_must_go_tells_every_client_and_tries_nothing_again(line: Say) -> None:
+    room = Room()
+
+    def admits(request: PrefillRequest) -> list[TokenDelta]:
+        asyncio.get_running_loop().call_later(0.01, fleet.end_all, ShuttingDown("going"))
+        return line(request)
+
+    fleet = await room.open({"p": [admits]})
+    with pytest.raises(ShuttingDown):
+        await read(generation(fleet))
+    assert len(room.asked) == 1
+    assert room.cancels == [(stage, None) for stage in CANCELLED_STAGES]
+    room.check_empty("p")
+
+
 async def test_a_decode_worker_that_falls_silent_ends_the_answer() -> None:
     room = Room()
     fleet = await room.open({"p": [says("hel", None)]})

@@ -1,7 +1,7 @@
 """From token deltas to what a client may see, and to the reason why the answer ended.
 
 Enters: `TokenDelta`s of one request, in order. Leaves: parser events with stop strings applied to
-visible text, and without the calls of a client that wants none. Always true: matched stop text
+visible text, and without the calls that the client does not want. Always true: matched stop text
 never leaves, nothing follows the end, and neither the pieces joined nor the counts depend on how
 tokens were cut into deltas. Streamed and whole answers both go through here, so they cannot
 differ.
@@ -38,18 +38,18 @@ class Answer:
     """
 
     def __init__(
-        self, parser: OutputParser, stops: Sequence[str], *, hides_calls: bool = False
+        self, parser: OutputParser, stops: Sequence[str], *, max_calls: int | None = None
     ) -> None:
         """Starts where the prompt ends.
 
         Args:
             parser: with the start channel of the prompt.
             stops: stop strings, for visible answer text only.
-            hides_calls: the client wants no calls, even if the model writes some.
+            max_calls: calls that the client wants at most, even if the model writes more.
         """
         self._parser = parser
         self._matcher = StopMatcher(stops)
-        self._hides_calls = hides_calls
+        self._max_calls = max_calls
         self._finish: str | None = None
         self._num_whole_calls = 0
         self.num_output_tokens = 0
@@ -101,9 +101,13 @@ class Answer:
                     if step.matched is not None:
                         self._finish = "stop"
                         return events
-                case ToolCallStart() | ToolCallArgumentsDelta() | ToolCallEnd():
+                case (
+                    ToolCallStart(index=index)
+                    | ToolCallArgumentsDelta(index=index)
+                    | ToolCallEnd(index=index)
+                ):
                     events += self._flush_held()
-                    if not self._hides_calls:
+                    if self._max_calls is None or index < self._max_calls:
                         self._num_whole_calls += _is_whole_call(event)
                         events.append(event)
         return events

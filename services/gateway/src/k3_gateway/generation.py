@@ -74,6 +74,11 @@ class Fleet:
     route_wait_s: float
     running: "set[Generation]" = field(default_factory=set["Generation"])
 
+    def end_all(self, error: K3Error) -> None:
+        """Ends every generation with an error, as when the gateway must go."""
+        for generation in list(self.running):
+            generation.end(error)
+
     def worker_left(self, beat: Heartbeat) -> None:
         """Tells every generation of a worker that fell silent."""
         for generation in list(self.running):
@@ -132,6 +137,7 @@ class Generation:
     _held_digest: bytes = b""
     _attempt: _Attempt | None = None
     _was_sent: bool = False
+    _must_end: bool = False
 
     async def __aenter__(self) -> "Generation":
         encoded = encode_prompt(self.order.prompt)
@@ -195,7 +201,7 @@ class Generation:
         is_fresh = self.answer.num_output_tokens == 0
         # Without an attempt no worker was found, and one was waited for already.
         was_sent = self._attempt is not None
-        is_worth_it = error.is_retryable and is_fresh and was_sent
+        is_worth_it = error.is_retryable and is_fresh and was_sent and not self._must_end
         return is_worth_it and has_time and number + 1 < MAX_ATTEMPTS
 
     def _suspect(self, error: K3Error) -> None:
@@ -272,6 +278,12 @@ class Generation:
         self.fleet.inbox.close(self.order.request_id)
         self.fleet.router.note_ended(attempt.prefill.worker_id, tokens)
         self.fleet.router.note_ended(attempt.decode.worker_id, tokens)
+
+    def end(self, error: K3Error) -> None:
+        """Ends it with an error; it is not tried again."""
+        self._must_end = True
+        if self._attempt is not None:
+            self._attempt.stream.fail(error)
 
     def worker_left(self, beat: Heartbeat) -> None:
         """Hears that a worker fell silent; ends the attempt if it was one of ours."""

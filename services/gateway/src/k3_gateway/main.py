@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -29,6 +30,7 @@ from k3text.tokenizer import Tokenizer
 from k3wire import subjects
 from k3wire.blobs.redis_store import RedisBlobStore
 from k3wire.bus.nats_bus import NatsBus
+from k3wire.errors import ShuttingDown
 from k3wire.messages.base import Stage
 from k3wire.messages.control import Heartbeat, WorkerLoad
 from k3wire.messages.stream import TokenFrame
@@ -39,6 +41,8 @@ from k3wire.service.settings import settings_or_exit
 
 HEADER_LIMIT_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
+GRACE_SHARE = 0.8
+"""Of the grace period, for answers to finish; the rest is for telling those that did not."""
 NEEDED_STAGES: tuple[Stage, ...] = ("prefill", "decode", "encoder", "preprocessor", "fetcher")
 
 
@@ -101,7 +105,7 @@ async def serve(settings: GatewaySettings) -> None:
         await runtime.keep(await pieces.serve(bus))
         tokens = await bus.listen(subjects.tokens(runtime.worker_id), TokenFrame, inbox.on_frame)
         server = _http_server(settings, build_app(chat, model, why_not_ready))
-        await _run(runtime, server, admission)
+        await _run(runtime, server, _Ending(admission, fleet, settings.grace_s))
         await tokens.drain()
     await store.close()
     await bus.close()
@@ -159,7 +163,27 @@ def _http_server(settings: GatewaySettings, app: FastAPI) -> _Server:
     )
 
 
-async def _run(runtime: ServiceRuntime, server: _Server, admission: Admission) -> None:
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How the gateway goes: no new requests, time for the running ones, then a word to each."""
+
+    admission: Admission
+    fleet: Fleet
+    grace_s: float
+
+    async def end(self, server: _Server, served: asyncio.Event) -> None:
+        """Ends the HTTP server within the grace period."""
+        self.admission.is_closed = True
+        server.should_exit = True
+        try:
+            async with asyncio.timeout(self.grace_s * GRACE_SHARE):
+                await served.wait()
+        except TimeoutError:
+            self.fleet.end_all(ShuttingDown("The server had to stop; ask again"))
+            await served.wait()
+
+
+async def _run(runtime: ServiceRuntime, server: _Server, ending: _Ending) -> None:
     serving = asyncio.Event()
 
     async def serve_http() -> None:
@@ -168,9 +192,7 @@ async def _run(runtime: ServiceRuntime, server: _Server, admission: Admission) -
         runtime.stop()
 
     async def end_http() -> None:
-        admission.is_closed = True
-        server.should_exit = True
-        await serving.wait()
+        await ending.end(server, serving)
 
     async def announce() -> None:
         while not server.started and not serving.is_set():  # noqa: ASYNC110 - uvicorn has no event

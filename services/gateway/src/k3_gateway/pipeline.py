@@ -66,7 +66,7 @@ class Prepared:
         options: as asked for.
         prompt: rendered.
         order: for the generation.
-        hides_calls: tool_choice is none, so no call may be shown.
+        max_calls: that may be shown; None for any number.
         reports: of the stages so far.
         fingerprint: of the model.
         created_s: Unix time of the answer.
@@ -76,7 +76,7 @@ class Prepared:
     options: ChatOptions
     prompt: RenderedPrompt
     order: Order
-    hides_calls: bool
+    max_calls: int | None
     reports: tuple[StageReport, ...]
     fingerprint: str
     created_s: int
@@ -163,7 +163,7 @@ class Pipeline:
                 options=parsed.options,
                 prompt=rendered,
                 order=order,
-                hides_calls=parsed.render_options.tool_choice == "none",
+                max_calls=_max_calls(parsed),
                 reports=(own, *resolved.reports),
                 fingerprint=self.model.fingerprint,
                 created_s=arrival_unix_ns // 10**9,
@@ -176,7 +176,7 @@ class Pipeline:
             prepared.prompt.start_channel,
             ignore_end=prepared.order.sampling.ignores_end,
         )
-        answer = Answer(parser, prepared.options.stops, hides_calls=prepared.hides_calls)
+        answer = Answer(parser, prepared.options.stops, max_calls=prepared.max_calls)
         answer.reports.extend(prepared.reports)
         return Generation(fleet=self.fleet, order=prepared.order, answer=answer)
 
@@ -226,6 +226,12 @@ class Pipeline:
         if wanted is not None and wanted > room:
             raise self._too_long(num_prompt + wanted)
         return wanted if wanted is not None else min(DEFAULT_MAX_TOKENS, room)
+
+
+def _max_calls(parsed: _Parsed) -> int | None:
+    if parsed.render_options.tool_choice == "none":
+        return 0
+    return None if parsed.options.has_parallel_calls else 1
 
 
 def _slots(rendered: RenderedPrompt, slots: tuple[ImageSlot, ...]) -> tuple[ImageSlot, ...]:

@@ -68,6 +68,23 @@ async def ask(chat: Chat, num_chunks: int) -> list[dict[str, Any]]:
     return sent
 
 
+async def test_a_client_that_reads_no_more_gives_its_place_up() -> None:
+    chat = Chat()
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    scope = {"type": "http", "method": "POST", "headers": []}
+    async with asyncio.timeout(5):
+        await ChatEndpoint(chat, write_stall_s=0.01)(scope, receive, send)
+    assert chat.ends == ["client_closed"]
+
+
 @pytest.mark.parametrize("num_chunks", [0, 3])
 async def test_a_stream_is_closed_even_if_nobody_reads_it(num_chunks: int) -> None:
     chat = Chat()

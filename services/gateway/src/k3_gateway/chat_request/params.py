@@ -47,7 +47,10 @@ REFUSED = (
 """Fields that would change the answer or reach an internal channel, and are not served."""
 
 REFUSED_VALUES: dict[str, tuple[object, ...]] = {
+    "include_stop_str_in_output": (False,),
+    "logit_bias": ({},),
     "logprobs": (False,),
+    "stop_token_ids": ([],),
     "top_logprobs": (0,),
     "n": (1,),
 }
@@ -63,6 +66,7 @@ class ChatOptions(Message, frozen=True, kw_only=True, tag="chat-options"):
         is_stream: answer as server-sent events.
         has_usage_chunk: stream_options.include_usage.
         stops: stop strings, on visible text only.
+        has_parallel_calls: more than one call in an answer is fine.
         sampling: all but `max_tokens` and `stop_token_ids`, which depend on prompt and model.
         cache_salt: isolates prefix reuse, "" shares.
     """
@@ -72,6 +76,7 @@ class ChatOptions(Message, frozen=True, kw_only=True, tag="chat-options"):
     is_stream: bool
     has_usage_chunk: bool
     stops: tuple[str, ...]
+    has_parallel_calls: bool
     sampling: SamplingParams
     cache_salt: str
 
@@ -93,6 +98,7 @@ def parse_options(body: JsonObject) -> ChatOptions:
         is_stream=is_stream,
         has_usage_chunk=_read_stream_options(body, is_stream),
         stops=_read_stops(body),
+        has_parallel_calls=read_bool(body, "parallel_tool_calls", True),
         sampling=_read_sampling(body),
         cache_salt=_read_salt(body),
     )

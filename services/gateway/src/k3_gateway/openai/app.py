@@ -1,5 +1,6 @@
 """The HTTP application: routes, request ids, and every error in OpenAI's shape."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from k3_gateway.openai.chat_completions import ChatAnswer, ChatService
 from k3_gateway.openai.errors import error_response
@@ -28,6 +29,9 @@ from k3wire.ids import is_client_request_id, new_request_id
 from k3wire.telemetry import metrics
 
 logger = logging.getLogger(__name__)
+
+WRITE_STALL_S = 60.0
+"""How long a client may read nothing of what waits for it; its place is then given up."""
 
 VERSION = "0.1.0"
 REQUEST_ID_HEADER = "x-request-id"
@@ -57,6 +61,7 @@ class ChatEndpoint:
     """The chat route: asks the service, sends the answer, frees what the answer held."""
 
     chat: ChatService
+    write_stall_s: float = WRITE_STALL_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -69,8 +74,16 @@ class ChatEndpoint:
                 logger.warning("request failed", extra={"request": request_id, "code": error.code})
             metrics.REQUESTS.labels(error.code).inc()
             answer = ChatAnswer(error_response(error))
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self.write_stall_s):
+                await send(message)
+
+        response = _name(request, answer.response, request_id)
         try:
-            await _name(request, answer.response, request_id)(scope, receive, send)
+            await response(scope, receive, send_in_time)
+        except TimeoutError:
+            logger.info("client reads no more", extra={"request": request_id})
         finally:
             # A client that left at the last moment: the stream is never begun, nor ends itself.
             if answer.close is not None:

@@ -21,7 +21,7 @@ from k3core.cache.hashing import ImageMark
 from k3core.cache.positions import StateClass
 from k3core.cache.promises import Promises
 from k3core.cache.sequence import Sequence
-from k3core.cache.spec import CacheError
+from k3core.cache.spec import CacheError, Retention
 from k3core.cache.state_manager import Checkpoint
 from k3core.scheduler.entry import Entry
 from k3core.scheduler.plan import RowPlan
@@ -30,6 +30,14 @@ from k3core.simulate.toy_device import ToyDevice
 
 # Frames of the mutated methods; their arguments are passed on untouched.
 Patch = pytest.MonkeyPatch
+_ROOMY = {
+    "num_pages": 30,
+    "num_slots": 12,
+    "memory": "two_pools",
+    "checkpoint_grid": 4,
+    "partial_hits": True,
+    "export_mode": "in_pass",
+}
 
 
 def _publish_at_chunk_end(patch: Patch) -> dict[str, object]:
@@ -51,7 +59,7 @@ def _publish_at_chunk_end(patch: Patch) -> dict[str, object]:
 def _drop_twice(patch: Patch) -> dict[str, object]:
     sound = match.drop_tokens
     patch.setattr(match, "drop_tokens", lambda config: 2 * sound(config))
-    return {"draft": "drop"}
+    return {"draft": "drop", "retention": Retention(dense=True), **_ROOMY}
 
 
 def _free_before_the_step_is_back(patch: Patch) -> dict[str, object]:
@@ -141,7 +149,7 @@ def _counted_again_on_retry(patch: Patch) -> dict[str, object]:
 
 def _moved_during_a_transfer(patch: Patch) -> dict[str, object]:
     patch.setattr(PrefixCache, "_is_movable", lambda self, page: self.fence.is_idle)
-    return {}
+    return {"memory": "two_ended_eager", "host_bytes": 0, "num_pages": 14, "page_units": 1}
 
 
 def _sealed_though_not_written(patch: Patch) -> dict[str, object]:

@@ -11,7 +11,6 @@ from k3core.kernels.errors import BackendUnavailableError
 from k3core.kernels.native import build
 from k3core.kernels.native.library import load_library
 
-
 # Without optimisation the compiler takes a third of the time; what is built is not run.
 QUICK = [("-O0",)]
 

@@ -148,3 +148,21 @@ def test_answers_survive_being_preempted_for_want_of_pages() -> None:
     )
     assert [answer.token_ids for answer in tight.generate_all(requests)] == alone
     assert tight.cache_stats.resumed_queries > 0
+
+
+def test_what_had_to_leave_the_arena_comes_back_from_host_memory_unchanged() -> None:
+    draw = random.Random(17)
+    prompts = [[draw.randrange(200) for _ in range(70)] for _ in range(8)]
+    cold = [
+        engine().generate_all([LocalRequest(prompt, greedy(3), salt=f"h{index}")])[0].token_ids
+        for index, prompt in enumerate(prompts)
+    ]
+    sizes = EngineSizes(
+        arena_bytes=8 * engine().page_bytes, unit_tokens=16, chunk_tokens=64, host_bytes=4 << 20
+    )
+    small = LocalEngine(MICRO_A, sizes)
+    for _ in range(2):
+        answers = [small.generate(prompt, (), greedy(3)) for prompt in prompts]
+        assert [answer.token_ids for answer in answers] == cold
+    # The arena holds two prompts at most: all the others were brought back.
+    assert [answer.usage.cached_local for answer in answers] == [64] * len(prompts)

@@ -54,6 +54,7 @@ def build_engine(settings: PrefillSettings) -> EngineParts:
         unit_tokens=settings.unit_tokens,
         chunk_tokens=settings.chunk_tokens,
         max_rows=settings.max_requests,
+        host_bytes=settings.host_bytes,
     )
     if settings.engine == "scripted":
         tokenizer = Tokenizer.from_directory(Path(settings.checkpoint))

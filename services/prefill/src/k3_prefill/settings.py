@@ -38,6 +38,14 @@ class PrefillSettings(CommonSettings, frozen=True, kw_only=True):
     arena_bytes: Annotated[
         int, Setting("K3_PREFILL_ARENA", "Memory for pages of rows and states.", "bytes")
     ] = 128 * 1024 * 1024
+    host_bytes: Annotated[
+        int,
+        Setting(
+            "K3_PREFILL_HOST",
+            "Memory for rows and states that had to leave the arena; 0 keeps none.",
+            "bytes",
+        ),
+    ] = 0
     embedding_bytes: Annotated[
         int, Setting("K3_PREFILL_EMBEDDINGS", "Memory for image embeddings in use.", "bytes")
     ] = 32 * 1024 * 1024

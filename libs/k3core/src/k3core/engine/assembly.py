@@ -77,6 +77,7 @@ def model_engine(options: ModelOptions, role: Role, sizes: EngineSizes) -> Engin
             int8_groups=layout.int8_groups,
             export_alignment=kernels.checkpoint_alignment,
             page_bytes=layout.page_bytes,
+            host_bytes=sizes.host_bytes,
             retention=sizes.retention,
         ),
         namespace_digest((("model", fingerprint), ("layout", str(layout.version)))),

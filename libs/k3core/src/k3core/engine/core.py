@@ -192,9 +192,8 @@ class EngineCore:
         if plan.rows:
             self._run(plan, now_s)
         else:
-            if plan.restores or plan.moves:
-                # Admitted without a row yet (a picture is missing): its copies happen all the same.
-                self._runner.execute(plan)
+            # Admitted without a row yet (a picture is missing): its copies happen all the same.
+            self._runner.execute(plan)
             self._end_outgrown(plan.events)
         self._meter.publish(self._live.values(), now_s, is_idle=not plan.rows)
         self._hand_over_events(tell)

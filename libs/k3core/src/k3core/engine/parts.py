@@ -26,6 +26,7 @@ class EngineSizes:
         unit_tokens: tokens of a match unit.
         chunk_tokens: token budget of a step.
         max_rows: sequences in a step.
+        host_bytes: memory for rows and states that had to leave the arena; 0 for none.
         retention: which positions of a prompt keep a checkpoint.
     """
 
@@ -33,6 +34,7 @@ class EngineSizes:
     unit_tokens: int = 128
     chunk_tokens: int = 2048
     max_rows: int = 64
+    host_bytes: int = 0
     retention: Retention = field(default_factory=Retention)
 
 
@@ -87,6 +89,7 @@ def scripted_engine(
             state_groups=layout.num_groups,
             export_alignment=1,
             page_bytes=layout.page_bytes,
+            host_bytes=sizes.host_bytes,
             retention=sizes.retention,
         ),
         namespace_digest((("model", fingerprint), ("layout", str(layout.version)))),

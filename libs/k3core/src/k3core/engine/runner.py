@@ -51,7 +51,9 @@ class ModelRunner(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> Sequence[RowResult]:
-        """Runs one step: moves, restores, the pass with its exports, encodes; samples.
+        """Runs one step: spills, moves, restores, loads, the pass with its exports, encodes; samples.
+
+        A plan without rows may still have copies to make.
 
         Returns:
             One result for each row, in the plan's order.

@@ -14,11 +14,11 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from k3core.cache.layout import LAYOUT_VERSION, ModelSizes, PageLayout
+from k3core.cache.layout import LAYOUT_VERSION, ModelSizes, PageLayout, unit_offset
 from k3core.engine.host_memory import HostMemory
 from k3core.engine.script import Script, ScriptLine
 from k3core.engine.words import Adoption, EngineRequest, RowError
-from k3core.scheduler.plan import PageCopy, RowPlan, RowResult, StepPlan
+from k3core.scheduler.plan import HostCopy, PageCopy, RowPlan, RowResult, StepPlan
 from k3wire.errors import InternalError, InvalidRequest
 
 _STATE = struct.Struct("<8siq")
@@ -100,6 +100,7 @@ class ScriptedRunner:
         self._choose = choose
         self._clock = clock
         self._answers: dict[str, _Answer] = {}
+        self._host: dict[int, list[bytes]] = {}
 
     def open(self) -> None:
         """Nothing to warm up."""
@@ -107,6 +108,7 @@ class ScriptedRunner:
     def close(self) -> None:
         """Forgets every request."""
         self._answers.clear()
+        self._host.clear()
 
     def begin(self, request: EngineRequest, adoption: Adoption | None) -> None:
         """Finds the request's line: by its prompt, or in the state page it came with.
@@ -148,8 +150,15 @@ class ScriptedRunner:
 
     def execute(self, plan: StepPlan) -> Sequence[RowResult]:
         """Moves pages as a model's engine would and reads the next tokens from the script."""
+        for spill in plan.spills:
+            self._host[spill.host] = [bytes(view) for view in self._copied(spill)]
+        for host in plan.freed_host:
+            del self._host[host]
         for copy in (*plan.moves, *plan.restores):
             self._copy(copy)
+        for load in plan.loads:
+            for view, content in zip(self._copied(load), self._host[load.host], strict=True):
+                view[:] = content
         results = [self._run_row(row) for row in plan.rows]
         for copy in plan.encodes:
             self._copy(copy)
@@ -201,6 +210,14 @@ class ScriptedRunner:
         contents = [bytes(self._memory.view(page * size, size)) for page in copy.src]
         for page, content in zip(copy.dst, contents, strict=True):
             self._memory.view(page * size, size)[:] = content
+
+    def _copied(self, copy: HostCopy) -> list[memoryview]:
+        """The bytes that a host copy speaks of: a state's pages, or one unit."""
+        size = self._layout.page_bytes
+        if copy.pages:
+            return [self._memory.view(page * size, size) for page in copy.pages]
+        start = unit_offset(self._layout, copy.unit)
+        return [self._memory.view(start, self._layout.unit_bytes)]
 
     def _write_state(self, pages: Sequence[int], line: int, position: int) -> None:
         offset = pages[0] * self._layout.page_bytes

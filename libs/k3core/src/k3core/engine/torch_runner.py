@@ -1,8 +1,8 @@
 """The runner with a model: a plan becomes one packed forward pass, its logits become tokens.
 
-Per step: page moves, checkpoints restored into live pages, the pass with its exports, raw
-exports encoded where the cache keeps them compressed, and one sampling over all rows that want
-it. The host waits for the device once a step, to read the sampled tokens.
+Per step: evicted pages copied to host memory, page moves, checkpoints restored into live pages
+and rows brought back from host memory, the pass with its exports, raw exports encoded where the
+cache keeps them compressed, and one sampling over all rows that want it. The host waits for the device once a step, to read the sampled tokens.
 
 Batch invariance: sampling is exact for each row (see `k3core.engine.sampler`); what the model
 promises is in `k3core.model.text`. Chunking and batch neighbours can therefore change a greedy
@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from k3core.batch import ForwardBatch, StateExport
+from k3core.cache.layout import unit_offset
 from k3core.cache.pools import PageArena
 from k3core.engine.sampler import SampleRow, sample
 from k3core.engine.words import Adoption, EngineRequest, RowError
 from k3core.model.text import TextModel
-from k3core.scheduler.plan import PageCopy, RowPlan, RowResult, StepPlan
+from k3core.scheduler.plan import HostCopy, PageCopy, RowPlan, RowResult, StepPlan
 from k3wire.errors import InvalidRequest, WorkerLost
 
 
@@ -55,6 +56,7 @@ class TorchRunner:
         self._arena = arena
         self._device = model.embed.device
         self._told: dict[str, _Told] = {}
+        self._host: dict[int, torch.Tensor] = {}
 
     def open(self) -> None:
         """Runs one token through page 0 so that the first request pays for no warm-up.
@@ -78,6 +80,7 @@ class TorchRunner:
     def close(self) -> None:
         """Forgets every request; the arena and the model go with the runner."""
         self._told.clear()
+        self._host.clear()
 
     def begin(self, request: EngineRequest, adoption: Adoption | None) -> None:
         """Remembers the request and the output it brings along.
@@ -116,12 +119,20 @@ class TorchRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Sequence[RowResult]:
         """Runs one step; see the module's text."""
-        # First, since a row that cannot run must leave every page as it is.
-        batch = self._batch(plan) if plan.rows else None
+        # What leaves or moves does so even if a row then turns out not to run: the cache counts
+        # on it.
+        for copy in plan.spills:
+            self._host[copy.host] = self._copied(copy).cpu().clone()
+        for host in plan.freed_host:
+            del self._host[host]
         for copy in plan.moves:
             self._arena.copy_pages(copy.src, copy.dst)
+        # Before any page changes for good: a row that cannot run must leave its own as they are.
+        batch = self._batch(plan) if plan.rows else None
         for copy in plan.restores:
             self._restore(copy)
+        for copy in plan.loads:
+            self._load(copy)
         if batch is None:
             return []
         output = self._model(batch, self._arena.views)
@@ -137,6 +148,22 @@ class TorchRunner:
             self._arena.decode_state(copy.src, copy.dst)
         else:
             self._arena.copy_pages(copy.src, copy.dst)
+
+    def _load(self, copy: HostCopy) -> None:
+        """Brings evicted rows or a state back from host memory."""
+        assert copy.codec == "raw", "no setting compresses states that go to host memory"
+        kept = self._host[copy.host].to(self._device)
+        if copy.pages:
+            self._arena.bytes[list(copy.pages)] = kept
+        else:
+            self._copied(copy).copy_(kept)
+
+    def _copied(self, copy: HostCopy) -> torch.Tensor:
+        """The bytes that a host copy speaks of: a state's pages (copied), or a unit (a view)."""
+        if copy.pages:
+            return self._arena.bytes[list(copy.pages)]
+        start = unit_offset(self._arena.layout, copy.unit)
+        return self._arena.bytes.view(-1)[start : start + self._arena.layout.unit_bytes]
 
     def _result(self, row: RowPlan, token: int | None) -> RowResult:
         exported = tuple(export.position for export in row.exports)

@@ -35,12 +35,15 @@ class PrefixCache:
         config: sizes and policies; checked here.
         namespace: identity of model, weights, dtype, layout and partition
             (`hashing.namespace_digest`); two caches share digests only if it is equal.
+        tier: behind the arena, instead of one of `host_bytes`.
 
     Raises:
         CacheError: if the configuration contradicts itself.
     """
 
-    def __init__(self, config: CacheConfig, namespace: bytes = b"") -> None:
+    def __init__(
+        self, config: CacheConfig, namespace: bytes = b"", tier: HostTier | None = None
+    ) -> None:
         config.check()
         self.config = config
         self.namespace = namespace
@@ -49,7 +52,7 @@ class PrefixCache:
         self.pool = make_pool(config, self._is_movable)
         self.paged = PagedManager(config, self.pool)
         self.states = StateManager(config, self.pool)
-        self.tier = _make_tier(config) if config.host_bytes else None
+        self.tier = tier or (_make_tier(config) if config.host_bytes else None)
         self.evictor = Evictor(config, self.pool, self.paged, self.states, self.stats, self.tier)
         self.promises = Promises(config.unit_tokens)
         self.epoch = 0
@@ -147,6 +150,23 @@ class PrefixCache:
             if match.gap:
                 count(stats.gap_tokens, match.reason, match.gap)
         self._plan_targets(sequence, match)
+
+    def uncount(self, admission: Admission) -> None:
+        """A counted admission came to nothing, because what it borrowed could not be read.
+
+        It will be looked up and counted anew; what it borrowed is not offered again.
+        """
+        match, stats = admission.match, self.stats
+        if self.tier is not None:
+            self.tier.lose([*match.host_units, *((match.host_state,) if match.host_state else ())])
+        if admission.is_resumed:
+            return
+        stats.queries -= 1
+        stats.prompt_tokens -= match.num_tokens
+        stats.matched_tokens -= match.matched
+        stats.hit_tokens -= match.hit
+        if match.gap:
+            count(stats.gap_tokens, match.reason, -match.gap)
 
     def rollback(self, admission: Admission) -> None:
         """Give every reservation of an uncommitted admission back."""
@@ -284,7 +304,7 @@ class PrefixCache:
         while self.evictor.evict_oldest_leaf():
             pass
         self.paged.lost_state.clear()
-        if self.tier is not None:
+        if self.tier is not None and not self.tier.is_remote:
             self.tier.clear()
         return True
 

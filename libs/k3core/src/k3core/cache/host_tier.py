@@ -53,9 +53,14 @@ class HostTier:
         capacity_bytes: bound.
         unit_bytes: of a unit's rows.
         state_bytes: of a stored checkpoint.
+        is_remote: filled by others, not by what this arena evicts; what comes from it counts
+            as remote.
     """
 
-    def __init__(self, capacity_bytes: int, unit_bytes: int, state_bytes: int) -> None:
+    def __init__(
+        self, capacity_bytes: int, unit_bytes: int, state_bytes: int, is_remote: bool = False
+    ) -> None:
+        self.is_remote = is_remote
         self._capacity = capacity_bytes
         self._size = {"unit": unit_bytes, "state": state_bytes}
         self._order: OrderedDict[tuple[Kind, bytes], HostEntry] = OrderedDict()
@@ -68,14 +73,18 @@ class HostTier:
 
     def offer_unit(self, digest: bytes, position: int, unit: int) -> bool:
         """An indexed unit is being evicted; False if it is not kept."""
-        entry = self._admit("unit", digest, position)
+        if self.is_remote:
+            return False
+        entry = self.admit("unit", digest, position)
         if entry is not None:
             self._spills.append(Spill(entry.host, unit=unit))
         return digest in self.units
 
     def offer_state(self, digest: bytes, position: int, pages: tuple[int, ...]) -> bool:
         """A sealed checkpoint is being evicted; False if it is not kept."""
-        entry = self._admit("state", digest, position)
+        if self.is_remote:
+            return False
+        entry = self.admit("state", digest, position)
         if entry is not None:
             self._spills.append(Spill(entry.host, pages=pages))
         return digest in self.states
@@ -103,13 +112,20 @@ class HostTier:
         drops, self._drops = self._drops, []
         return drops
 
+    def lose(self, entries: list[HostEntry]) -> None:
+        """Entries turned out to be unreadable: they are not offered again."""
+        for entry in entries:
+            if (entry.kind, entry.digest) in self._order:
+                self._drop(entry)
+
     def clear(self) -> None:
         """Forget everything that is not pinned."""
         for entry in list(self._order.values()):
             if not entry.pins:
                 self._drop(entry)
 
-    def _admit(self, kind: Kind, digest: bytes, position: int) -> HostEntry | None:
+    def admit(self, kind: Kind, digest: bytes, position: int) -> HostEntry | None:
+        """Make room for an entry and name it; None if it is known or there is no room."""
         table = self.units if kind == "unit" else self.states
         if digest in table:
             self._order.move_to_end((kind, digest))

@@ -33,6 +33,7 @@ class Match:
         reason: why, "" without a gap.
         unit_tokens: U.
         host_units: the last units of the hit, if they are in host memory.
+        local_hit: the hit without host memory.
         host_state: where the state is, if it is in host memory; `checkpoint` is None then.
         awaits: digest of a checkpoint that a running request will seal deeper on this path,
             b"" for none.
@@ -49,6 +50,7 @@ class Match:
     awaits: bytes = b""
     host_units: tuple[HostEntry, ...] = ()
     host_state: HostEntry | None = None
+    local_hit: int = 0
 
     @property
     def resident(self) -> int:
@@ -86,7 +88,7 @@ def find_match(
         found = _confirmed(config, digests, states, found)
     checkpoint = states.sealed[found] if found else None
     hit = checkpoint.position if checkpoint else 0
-    host_state = None
+    local_hit, host_state = hit, None
     if tier is not None:
         stored = deepest(config, digests, tier.states, reach)
         if stored and tier.states[stored].position > hit:
@@ -124,6 +126,7 @@ def find_match(
         awaits=awaits,
         host_units=host_units,
         host_state=host_state,
+        local_hit=local_hit,
     )
 
 

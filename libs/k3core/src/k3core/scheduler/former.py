@@ -83,7 +83,8 @@ class BatchFormer:
         admission.is_resumed = entry.usage is not None
         self._cache.commit(admission)
         if entry.usage is None:
-            entry.usage = usage_of(admission.match)
+            tier = self._cache.tier
+            entry.usage = usage_of(admission.match, tier is not None and tier.is_remote)
         entry.status = Status.RUNNING
         self._books.running.append(entry)
         step.admissions.append(admission)

@@ -40,12 +40,12 @@ def refusal(cache: PrefixCache, embeddings: EmbeddingCache | None, request: Requ
     return ""
 
 
-def usage_of(match: Match) -> Usage:
+def usage_of(match: Match, is_remote: bool = False) -> Usage:
     """What a first admission counts."""
     return Usage(
         prompt_tokens=match.num_tokens,
-        cached_local=match.hit,
-        cached_remote=0,
+        cached_local=match.local_hit if is_remote else match.hit,
+        cached_remote=match.hit - match.local_hit if is_remote else 0,
         computed=match.num_tokens - match.hit,
         checkpoint=match.hit,
         matched=match.matched,

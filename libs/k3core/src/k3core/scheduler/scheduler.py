@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from k3core.cache.admission import Admission
 from k3core.cache.coordinator import PrefixCache
 from k3core.cache.positions import StateClass
 from k3core.cache.sequence import Sequence as CachedSequence
@@ -66,6 +67,7 @@ class Scheduler:
         )
         # Rows in flight by step and request: an id may be used again before its step is back.
         self._flying: dict[tuple[int, str], Entry] = {}
+        self._admissions: dict[int, list[Admission]] = {}
         self._num_steps = 0
 
     # --- requests ------------------------------------------------------------------------
@@ -202,6 +204,7 @@ class Scheduler:
         for row in step.rows:
             row.entry.in_flight = plan.step
             self._flying[plan.step, row.entry.request.request_id] = row.entry
+        self._admissions[plan.step] = step.admissions
         for admission in step.admissions:
             self.cache.fence.after(lambda done=admission: self.cache.end_restore(done))
         return plan
@@ -222,15 +225,28 @@ class Scheduler:
                 entry.in_flight = 0
                 continue
             self._commit_row(entry, row.start, row.length, row.is_decode, result, events)
+        del self._admissions[plan.step]
         self.cache.fence.close_step(plan.step)
         return events
 
-    def fail(self, plan: StepPlan) -> None:
+    def fail(self, plan: StepPlan, is_load_lost: bool = False) -> None:
         """Undo a step that did not run to its end: nothing is sealed, its rows start over.
 
         Live states may be half written, so every row is preempted and computed again from the
         deepest checkpoint.
+
+        Args:
+            plan: the oldest in flight.
+            is_load_lost: its copies from host memory could not be made: what they wanted is
+                forgotten, and the requests that wanted it are counted by what they find next.
         """
+        for admission in self._admissions.pop(plan.step) if is_load_lost else ():
+            entry = self._books.entries.get(admission.sequence.key)
+            if admission.borrowed and entry is not None:
+                self.cache.uncount(admission)
+                if not admission.is_resumed:
+                    entry.usage = None
+        self._admissions.pop(plan.step, None)
         for row in plan.rows:
             entry = self._flying.pop((plan.step, row.request_id))
             cancel_exports(self.cache, entry)

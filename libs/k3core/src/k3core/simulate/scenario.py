@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from k3core.cache.audit import audit, leaked_pages
 from k3core.cache.coordinator import PrefixCache
+from k3core.cache.host_tier import HostTier
 from k3core.cache.match import Match
 from k3core.cache.path_pin import PathPin
 from k3core.cache.sequence import Sequence
@@ -64,7 +65,8 @@ class ScenarioRunner:
 
     def __init__(self, case: Case, is_audited: bool = True) -> None:
         self.case = case
-        self.cache = PrefixCache(case.cache, b"scenario")
+        tier = HostTier(1 << 62, 1, 1, is_remote=True) if case.has_remote else None
+        self.cache = PrefixCache(case.cache, b"scenario", tier)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 chunk_tokens=case.chunk_tokens,
@@ -80,6 +82,7 @@ class ScenarioRunner:
         self.transfers: dict[str, PathPin] = {}
         self.lookups: dict[str, dict[str, Json]] = {}
         self.failures: list[str] = []
+        self.is_next_load_lost = False
         self.is_reset_accepted: bool | None = None
         self._is_audited = is_audited
         self._sealed_bytes: dict[bytes, bytes] = {}
@@ -148,6 +151,11 @@ class ScenarioRunner:
     def end_step(self) -> None:
         """Execute and commit the oldest step in flight."""
         plan = self.flying.popleft()
+        if plan.loads and self.is_next_load_lost:
+            self.is_next_load_lost = False
+            self.scheduler.fail(plan, is_load_lost=True)
+            self.check()
+            return
         for event in self.scheduler.commit(plan, self.device.run(plan)):
             self._note_event(event)
         planned = [(row.request_id, export.position) for row in plan.rows for export in row.exports]
@@ -380,8 +388,8 @@ def _match_result(match: Match, n: int) -> dict[str, Json]:
     return {
         "prompt_tokens": n,
         "hit": match.hit,
-        "hit_local": match.hit,
-        "hit_remote": 0,
+        "hit_local": match.local_hit,
+        "hit_remote": match.hit - match.local_hit,
         "checkpoint": match.hit or None,
         "computed": n - match.hit,
         "matched": match.matched,

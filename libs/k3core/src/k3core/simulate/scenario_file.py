@@ -88,6 +88,11 @@ class Case:
     max_rows: int
     steps: tuple[Step, ...]
 
+    @property
+    def has_remote(self) -> bool:
+        """Whether any step speaks of a remote tier."""
+        return any(step.verb == "remote" for step in self.steps)
+
 
 def read_cases(document: Json) -> list[Case]:
     """The cases of one parsed file: an object, or a list of objects.

@@ -137,7 +137,62 @@ def _lookup(runner: ScenarioRunner, step: Step) -> None:
 
 
 def _remote(runner: ScenarioRunner, step: Step) -> None:
-    raise ScenarioError("remote: this simulator has no remote tier yet")
+    options = keys_known(step.value, {"put", "lose", "fail_next_load", "ack"}, "remote")
+    if options.get("fail_next_load"):
+        runner.is_next_load_lost = True
+    if "put" in options:
+        _remote_put(runner, options["put"])
+    if "lose" in options:
+        _remote_lose(runner, options["lose"])
+    # An acknowledgement lets go of nothing here: a put is a copy that is done at once.
+
+
+def _remote_range(
+    runner: ScenarioRunner, value: Json, where: str
+) -> tuple[list[bytes], int, int, Json]:
+    """Digests of a path, the units first..last - 1 that are meant, and a position if one is named."""
+    known = {"path", "from", "to", "position", "rank", "group", *_IDENTITY_KEYS}
+    options = keys_known(value, known, where) if isinstance(value, dict) else {"path": value}
+    digests = _path(runner, options.get("path"), options, where).digests
+    unit = runner.case.cache.unit_tokens
+    first = whole(options.get("from", 0), f"{where}: from") // unit
+    last = whole(options.get("to", len(digests) * unit), f"{where}: to") // unit
+    return digests, first, last, options.get("position")
+
+
+def _remote_put(runner: ScenarioRunner, value: Json) -> None:
+    """Copy what is cached of a path to the remote tier: rows, and states (or one of them)."""
+    cache = runner.cache
+    assert cache.tier is not None
+    digests, first, last, position = _remote_range(runner, value, "remote put")
+    unit, size = runner.case.cache.unit_tokens, runner.case.cache.page_units
+    for place in range(first, min(last, len(digests))):
+        digest, end = digests[place], (place + 1) * unit
+        found = cache.paged.index.get(digest)
+        entry = cache.tier.admit("unit", digest, end) if found is not None else None
+        if found is not None and entry is not None:
+            where = cache.pool.place(found // size) * size + found % size
+            runner.device.keep(entry.host, where, -1)
+        checkpoint = cache.states.sealed.get(digest)
+        if checkpoint is not None and position in (None, end):
+            entry = cache.tier.admit("state", digest, end)
+            if entry is not None:
+                runner.device.keep(entry.host, -1, cache.pool.place(checkpoint.pages[0]))
+
+
+def _remote_lose(runner: ScenarioRunner, value: Json) -> None:
+    """Objects of a path vanish from the remote tier: all, a range of rows, or one state.
+
+    A position of which one rank or one group is gone is gone: it is never offered in part.
+    """
+    tier = runner.cache.tier
+    assert tier is not None
+    digests, first, last, position = _remote_range(runner, value, "remote lose")
+    unit = runner.case.cache.unit_tokens
+    for place in range(first, min(last, len(digests))):
+        tables = (tier.units, tier.states) if position is None else (tier.states,)
+        if position in (None, (place + 1) * unit):
+            tier.lose([table[digests[place]] for table in tables if digests[place] in table])
 
 
 def _transfer(runner: ScenarioRunner, step: Step) -> None:

@@ -101,6 +101,10 @@ class ToyDevice:
             self._copy_state(copy)
         return results
 
+    def keep(self, host: int, unit: int, page: int) -> None:
+        """Copy a unit (page -1) or a state (unit -1) to host memory, outside of any step."""
+        self._spill(HostCopy(host, unit, () if unit >= 0 else (page,)))
+
     def state_at(self, page: int) -> bytes:
         """State held by a page, by value; b"" if nothing was ever written there."""
         fold = self._states.get(page)

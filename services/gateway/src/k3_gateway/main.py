@@ -1,22 +1,19 @@
 """The gateway's composition root: adapters, rooms and the HTTP server, joined and ended in order."""
 
 import asyncio
-import contextlib
 import os
 import secrets
 import sys
 import time
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
 import uvloop
-from fastapi import FastAPI
 
 from k3_gateway.admission import Admission
 from k3_gateway.checkpoint import read_context_tokens
 from k3_gateway.generation import Fleet
+from k3_gateway.http_server import Server, make_server
 from k3_gateway.images import ImageResolver
 from k3_gateway.inbox import TokenInbox
 from k3_gateway.openai.app import build_app
@@ -39,20 +36,9 @@ from k3wire.service.pieces import PieceHolder
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
 from k3wire.service.settings import settings_or_exit
 
-HEADER_LIMIT_BYTES = 64 * 1024
-KEEP_ALIVE_S = 75
 GRACE_SHARE = 0.8
 """Of the grace period, for answers to finish; the rest is for telling those that did not."""
 NEEDED_STAGES: tuple[Stage, ...] = ("prefill", "decode", "encoder", "preprocessor", "fetcher")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the chassis drains."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Captures nothing."""
-        yield
 
 
 def serve_model(settings: GatewaySettings) -> ServedModel:
@@ -104,7 +90,8 @@ async def serve(settings: GatewaySettings) -> None:
         await runtime.keep(await directory.follow(bus))
         await runtime.keep(await pieces.serve(bus))
         tokens = await bus.listen(subjects.tokens(runtime.worker_id), TokenFrame, inbox.on_frame)
-        server = _http_server(settings, build_app(chat, model, why_not_ready))
+        app = build_app(chat, model, why_not_ready)
+        server = make_server(app, settings.host, settings.port, settings.grace_s)
         await _run(runtime, server, _Ending(admission, fleet, settings.grace_s))
         await tokens.drain()
     await store.close()
@@ -148,21 +135,6 @@ def _build_chat(
     )
 
 
-def _http_server(settings: GatewaySettings, app: FastAPI) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            h11_max_incomplete_event_size=HEADER_LIMIT_BYTES,
-            timeout_graceful_shutdown=int(settings.grace_s),
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Ending:
     """How the gateway goes: no new requests, time for the running ones, then a word to each."""
@@ -171,7 +143,7 @@ class _Ending:
     fleet: Fleet
     grace_s: float
 
-    async def end(self, server: _Server, served: asyncio.Event) -> None:
+    async def end(self, server: Server, served: asyncio.Event) -> None:
         """Ends the HTTP server within the grace period."""
         self.admission.is_closed = True
         server.should_exit = True
@@ -183,7 +155,7 @@ class _Ending:
             await served.wait()
 
 
-async def _run(runtime: ServiceRuntime, server: _Server, ending: _Ending) -> None:
+async def _run(runtime: ServiceRuntime, server: Server, ending: _Ending) -> None:
     serving = asyncio.Event()
 
     async def serve_http() -> None:

@@ -79,7 +79,7 @@ def read_int(fields: JsonObject, name: str, default: int | None, low: int, high:
             refuse(name, f"must be an integer, not {kind_of(value)}")
     number = int(cast("int | float", value))
     if not low <= number <= high:
-        refuse(name, f"must be between {low} and {high}, not {number}")
+        refuse(name, f"must be between {low} and {high}, not {str(number)[:24]}")
     return number
 
 

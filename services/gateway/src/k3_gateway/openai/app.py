@@ -45,7 +45,15 @@ def build_app(chat: ChatService, model: ServedModel, why_not_ready: Callable[[],
         model: what is served.
         why_not_ready: "" while requests can be answered.
     """
-    app = FastAPI(title="Kimi K3", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Kimi K3",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        # A redirect would take its target from the client's Host header.
+        redirect_slashes=False,
+    )
     _add_errors(app)
     _add_probes(app, why_not_ready)
     _add_models(app, chat, model)

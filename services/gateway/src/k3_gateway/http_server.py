@@ -1,0 +1,132 @@
+"""uvicorn as this gateway runs it: drained by the chassis, and with bounds on a request's head.
+
+Bodies are bounded where they are read. Heads are uvicorn's: its fast parser takes headers of any
+length and waits for them for ever, so both are bounded here, before a route is known.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from k3_gateway.openai.errors import error_body
+from k3wire.errors import InvalidRequest
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Longest request line and headers together."""
+
+HEAD_TIMEOUT_S = 30.0
+"""Longest time from a connection, or from a head's first byte, to the head's end."""
+
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept; longer than proxies' usual 60."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the chassis drains."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Captures nothing."""
+        yield
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection."""
+
+    max_head_bytes = MAX_HEAD_BYTES
+    head_timeout_s = HEAD_TIMEOUT_S
+    _timer: asyncio.TimerHandle | None = None
+    _is_in_head = False
+    _num_head_bytes = 0
+    _num_header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begins to wait for a head."""
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Waits no more."""
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes bytes, and refuses a head that goes on for too long."""
+        super().data_received(data)
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > self.max_head_bytes and not self.transport.is_closing():
+                self.send_400_response("The request's headers are too long")
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._begin_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header; the parser turns the error into `send_400_response`."""
+        self._num_header_bytes += len(name) + len(value)
+        if self._num_header_bytes > self.max_head_bytes:
+            raise ValueError("headers too long")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A head is whole."""
+        self._end_head()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no HTTP, in the shape of every other error, and hangs up."""
+        self._end_head()
+        body = error_body(InvalidRequest(msg))
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _begin_head(self) -> None:
+        self._end_head()
+        self._is_in_head = True
+        self._num_head_bytes = self._num_header_bytes = 0
+        self._timer = self.loop.call_later(self.head_timeout_s, self._hang_up)
+
+    def _end_head(self) -> None:
+        self._is_in_head = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _hang_up(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def make_server(app: FastAPI, host: str, port: int, grace_s: float) -> Server:
+    """Makes the server.
+
+    Args:
+        app: what it serves.
+        host: address to listen on.
+        port: 0 takes a free one.
+        grace_s: time that running requests get at the end.
+    """
+    return Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=BoundedHttp,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(grace_s),
+        )
+    )

@@ -15,7 +15,7 @@ from k3core.cache.block_pool import PageMove
 from k3core.cache.evictor import Evictor
 from k3core.cache.fence import StepFence
 from k3core.cache.hashing import ImageMark, extend_digests, root_digest
-from k3core.cache.host_tier import HostTier
+from k3core.cache.host_tier import HostTier, make_tier
 from k3core.cache.match import Match, find_match
 from k3core.cache.memory_plan import make_pool
 from k3core.cache.paged_manager import PagedManager
@@ -52,7 +52,7 @@ class PrefixCache:
         self.pool = make_pool(config, self._is_movable)
         self.paged = PagedManager(config, self.pool)
         self.states = StateManager(config, self.pool)
-        self.tier = tier or (_make_tier(config) if config.host_bytes else None)
+        self.tier = tier or (make_tier(config) if config.host_bytes else None)
         self.evictor = Evictor(config, self.pool, self.paged, self.states, self.stats, self.tier)
         self.promises = Promises(config.unit_tokens)
         self.epoch = 0
@@ -393,9 +393,3 @@ class PrefixCache:
 
     def _is_movable(self, page: int) -> bool:
         return self.fence.is_idle and page not in self._pinned_pages
-
-
-def _make_tier(config: CacheConfig) -> HostTier:
-    pages = config.int8_groups if config.codec == "int8" else config.state_groups
-    unit_bytes = max(1, config.page_bytes // config.page_units)
-    return HostTier(config.host_bytes, unit_bytes, pages * config.page_bytes)

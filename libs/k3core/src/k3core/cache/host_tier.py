@@ -10,6 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from k3core.cache.spec import CacheConfig
+
 Kind: TypeAlias = Literal["unit", "state"]
 
 
@@ -151,3 +153,10 @@ class HostTier:
         if len(owed) == len(self._spills):
             self._drops.append(entry.host)
         self._spills = owed
+
+
+def make_tier(config: CacheConfig) -> HostTier:
+    """The tier that a configuration asks for, in its own page sizes."""
+    pages = config.int8_groups if config.codec == "int8" else config.state_groups
+    unit_bytes = max(1, config.page_bytes // config.page_units)
+    return HostTier(config.host_bytes, unit_bytes, pages * config.page_bytes)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from k3core.cache.audit import audit, leaked_pages
 from k3core.cache.coordinator import PrefixCache
 from k3core.cache.host_tier import HostTier
-from k3core.cache.match import Match
 from k3core.cache.path_pin import PathPin
 from k3core.cache.sequence import Sequence
 from k3core.scheduler.plan import Event, StepPlan
 from k3core.scheduler.request import Request
 from k3core.scheduler.scheduler import Scheduler, SchedulerConfig
 from k3core.simulate.expectations import failures
+from k3core.simulate.lookup_result import match_result
 from k3core.simulate.scenario_file import Case, Json, ScenarioError, segments
 from k3core.simulate.streams import Streams, Text
 from k3core.simulate.toy_device import Script, ToyDevice, fold_of
@@ -181,7 +181,7 @@ class ScenarioRunner:
             salt=_text(options.get("salt")),
             adapter=_text(options.get("adapter")),
         )
-        return _match_result(self.cache.lookup(self._sequence(request)), len(text.tokens))
+        return match_result(self.cache.lookup(self._sequence(request)), len(text.tokens))
 
     def end(self, name: str) -> None:
         """End a request as a stop token would; what it computed stays cached."""
@@ -382,21 +382,6 @@ class ScenarioRunner:
             request.adapter,
             request.markers,
         )
-
-
-def _match_result(match: Match, n: int) -> dict[str, Json]:
-    return {
-        "prompt_tokens": n,
-        "hit": match.hit,
-        "hit_local": match.local_hit,
-        "hit_remote": match.hit - match.local_hit,
-        "checkpoint": match.hit or None,
-        "computed": n - match.hit,
-        "matched": match.matched,
-        "junction": match.junction or None,
-        "reuse_gap": match.gap,
-        "reason": match.reason or None,
-    }
 
 
 def _text(value: Json) -> str:

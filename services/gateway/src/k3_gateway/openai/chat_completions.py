@@ -177,6 +177,9 @@ async def _while_there(request: Request, work: Coroutine[None, None, T]) -> T:
         for task in (working, gone):
             task.cancel()
         await asyncio.wait([working, gone])
+        if not working.cancelled():
+            # What went wrong while it was being cancelled interests nobody any more.
+            working.exception()
 
 
 async def _client_gone(request: Request) -> None:

@@ -87,8 +87,8 @@ def test_agent_sessions_give_the_counted_numbers(row: str) -> None:
         retention=keep,
         promotion=promotion,
         draft=draft,
-        # That row was counted against one earlier prompt at a time, the others against all.
-        is_drop_strict=row == "drop(128)",
+        # These rows were counted against one earlier prompt at a time.
+        is_drop_strict=draft == "drop",
     )
     report = _replay(config, _trace("agent_sessions", "agent-sessions", unit), states)
     assert (report.requests, report.input_tokens) == (1487, 141_168_611)

@@ -145,10 +145,10 @@ def deepest(
 def _confirmed(
     config: CacheConfig, digests: Items[bytes], states: StateManager, found: bytes
 ) -> bytes:
-    """The deepest checkpoint up to `found` whose writer went on as this sequence does."""
+    """The deepest checkpoint up to `found` of which a writer went on as this sequence does."""
     while found:
         place = states.sealed[found].position // config.unit_tokens
-        if states.sealed[found].successor in digests[place : place + 1]:
+        if not states.sealed[found].successors.isdisjoint(digests[place : place + 1]):
             return found
         found = deepest(config, digests, states.sealed, place - 1)
     return b""

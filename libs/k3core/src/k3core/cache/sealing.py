@@ -57,7 +57,7 @@ class Sealer:
             unit=sequence.units[place - 1],
             epoch=epoch,
             previous=self._previous(sequence, place - 1),
-            successor=next(iter(sequence.digests[place : place + 1]), b""),
+            successors=set(sequence.digests[place : place + 1]),
             number=0,
         )
         is_new = self._states.seal(checkpoint)

@@ -57,8 +57,8 @@ class CacheConfig:
             ending a chunk on the grid (`align`), or on the grid and on the unit (`partial`).
         partial_hits: False lets only grid positions be stored and hit.
         is_drop_strict: under `drop`, a checkpoint is restored only if the unit after it is the
-            one its writer went on with, not merely any that is known: the drafter's last slot
-            was computed from that one.
+            one a writer of it went on with, not merely any that is known: the drafter's last
+            slot was computed from that one.
         path_cap: checkpoints kept on a path, tails, forks and locks aside; -1 for no cap.
         page_bytes: size of a page, for byte counters and the host tier; 0 if not known.
         host_bytes: bound of the host-memory tier; 0 for none. Needs `page_bytes`, and a plan

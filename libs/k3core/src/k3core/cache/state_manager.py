@@ -7,7 +7,7 @@ requests are slots too, never sealed while they are live.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
@@ -40,7 +40,8 @@ class Checkpoint:
         epoch: of the last use.
         previous: position of the checkpoint before it on its path when it was sealed.
         number: ascending, breaks ties.
-        successor: digest of the unit that followed when it was taken, b"" if there was none.
+        successors: digests of the units that followed it in the sequences whose rules named
+            it; kept under a strict drop only.
         hits: restores so far.
         pins: restores and transfers that read it now.
     """
@@ -54,7 +55,7 @@ class Checkpoint:
     epoch: int
     previous: int
     number: int
-    successor: bytes = b""
+    successors: set[bytes] = field(default_factory=set[bytes])
     hits: int = 0
     pins: int = 0
 

@@ -39,6 +39,9 @@ K3_TP8 = ModelSizes(
     conv_itemsize=2,
 )
 
+# How the published counts of each trace were made.
+_DROP_MATCH = {"agent-sessions": "writer"}
+
 
 def add_parser(subparsers: Subparsers) -> None:
     """Declare the command."""
@@ -60,13 +63,17 @@ def add_parser(subparsers: Subparsers) -> None:
     policy.add_argument(
         "--retention",
         default="prompt_end",
-        help="comma list, such as prompt_end,interval:8192; 'none' for none",
+        help="such as prompt_end,interval:8192, or a scenario's JSON list; 'none' for none",
     )
     policy.add_argument("--promotion", choices=get_args(Promotion), default="second_hit")
     policy.add_argument("--draft", choices=get_args(Draft), default="off")
     policy.add_argument(
-        "--strict-drop", action="store_true", help="a dropped unit must be the state's writer's own"
+        "--drop-match",
+        choices=("law", "writer"),
+        help="what a dropped unit must match: any unit that is known, or one that a writer of the "
+        "state went on with; absent: writer for agent-sessions, law otherwise",
     )
+    policy.add_argument("--partial-hits", choices=("true", "false"), default="true")
     policy.add_argument("--path-cap", type=int, default=-1)
     policy.add_argument("--states-per-session", type=int, default=0)
     policy.add_argument("--eviction", choices=get_args(Eviction), default="lru")
@@ -111,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trace:
         try:
             _run_trace(args)
-        except (ScenarioError, TraceError, CacheError, ConfigError, OSError) as error:
+        except (ScenarioError, TraceError, CacheError, ConfigError, OSError, ValueError) as error:
             print(f"k3 simulate: {error}", file=sys.stderr)
             status = 2
     return status
@@ -182,13 +189,10 @@ def _model(args: argparse.Namespace) -> tuple[ModelSizes, PageLayout]:
 
 
 def _config(args: argparse.Namespace, unit: int) -> CacheConfig:
-    items: list[object] = []
-    for word in args.retention.split(","):
-        name, _, number = word.partition(":")
-        if number:
-            items.append({name: int(number) if number.isdigit() else number})
-        elif name and name != "none":
-            items.append(name)
+    if args.retention.startswith("["):
+        items = json.loads(args.retention)
+    else:
+        items = [_rule(word) for word in args.retention.split(",") if word and word != "none"]
     return CacheConfig(
         unit_tokens=unit,
         page_units=args.page_units,
@@ -198,8 +202,16 @@ def _config(args: argparse.Namespace, unit: int) -> CacheConfig:
         retention=read_retention(items, "--retention"),
         promotion=args.promotion,
         draft=args.draft,
-        is_drop_strict=args.strict_drop,
+        is_drop_strict=(args.drop_match or _DROP_MATCH.get(args.format)) == "writer",
+        partial_hits=args.partial_hits == "true",
         path_cap=args.path_cap,
         codec=args.codec,
         eviction=args.eviction,
     )
+
+
+def _rule(word: str) -> object:
+    name, _, number = word.replace("=", ":").partition(":")
+    if not number:
+        return name
+    return {name: int(number) if number.isdigit() else number}

@@ -7,7 +7,16 @@ from k3core.kernels.cpu_native import native_library
 from k3core.kernels.linear.native import NativeLinear
 
 # (M, I, O): single rows, sums shorter than a vector, tails in every direction, many blocks.
-SIZES = [(1, 64, 64), (1, 7, 5), (2, 100, 33), (3, 8, 1), (5, 513, 37), (200, 96, 70), (31, 1, 9)]
+SIZES = [
+    (1, 64, 64),
+    (1, 7, 5),
+    (2, 100, 33),
+    (3, 8, 1),
+    (5, 513, 37),
+    (200, 96, 70),
+    (31, 1, 9),
+    (150, 1100, 19),
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +61,9 @@ def test_strides_and_leading_axes_are_followed(linear: NativeLinear) -> None:
 def test_a_row_has_the_same_bits_alone_and_among_others(
     linear: NativeLinear, dtype: torch.dtype
 ) -> None:
-    x, weight = _draw(130, 75).to(dtype), _draw(43, 75, seed=1).to(dtype)
+    x, weight = _draw(160, 1100).to(dtype), _draw(43, 1100, seed=1).to(dtype)
     together = linear.run(x, weight)
-    for rows in (slice(0, 1), slice(7, 9), slice(1, 4), slice(40, 127)):
+    for rows in (slice(0, 1), slice(7, 9), slice(1, 4), slice(40, 155)):
         assert torch.equal(linear.run(x[rows], weight), together[rows])
 
 

@@ -12,15 +12,21 @@
 
 #define DOT_MAX_X 3
 #define DOT_MAX_W 8
+/* Columns and x rows of one pass: eight w rows of them fill half of the first-level cache. */
+#define DOT_COLUMNS 512
+#define DOT_BLOCK 144
 
-/* One tile; constant sizes unroll into registers (3 x 4 and 1 x 8 fill sixteen). */
+/* One tile over columns from..to; constant sizes unroll into registers (3 x 4 and 1 x 8 fill
+ * sixteen). Sums start from `before` unless it is NULL; they go to `after`, one vector a pair
+ * and DOT_MAX_W pairs an x row, or, if that is NULL, are closed into out. */
 K3_INLINE void dot_tile(const int nx, const int nw, const float *const *x, const float *const *w,
-                        long K, float *out, long out_row) {
+                        long from, long to, const v8f *before, v8f *after, float *out,
+                        long out_row) {
   v8f sum[DOT_MAX_X][DOT_MAX_W];
   for (int m = 0; m < nx; m++)
-    for (int n = 0; n < nw; n++) sum[m][n] = v_zero();
-  long k = 0;
-  for (; k + LANES <= K; k += LANES) {
+    for (int n = 0; n < nw; n++) sum[m][n] = before ? before[m * DOT_MAX_W + n] : v_zero();
+  long k = from;
+  for (; k + LANES <= to; k += LANES) {
     v8f left[DOT_MAX_X];
     for (int m = 0; m < nx; m++) left[m] = v_load(x[m] + k);
     for (int n = 0; n < nw; n++) {
@@ -28,10 +34,16 @@ K3_INLINE void dot_tile(const int nx, const int nw, const float *const *x, const
       for (int m = 0; m < nx; m++) sum[m][n] = v_fma(left[m], right, sum[m][n]);
     }
   }
-  if (k < K)
+  if (after) {
+    for (int m = 0; m < nx; m++)
+      for (int n = 0; n < nw; n++) after[m * DOT_MAX_W + n] = sum[m][n];
+    return;
+  }
+  if (k < to)
     for (int m = 0; m < nx; m++)
       for (int n = 0; n < nw; n++)
-        sum[m][n] = v_fma(v_load_part(x[m] + k, K - k), v_load_part(w[n] + k, K - k), sum[m][n]);
+        sum[m][n] =
+            v_fma(v_load_part(x[m] + k, to - k), v_load_part(w[n] + k, to - k), sum[m][n]);
   for (int m = 0; m < nx; m++) {
     int n = 0;
     for (; n + 4 <= nw; n += 4) v_sum4(out + m * out_row + n, sum[m] + n);
@@ -39,34 +51,52 @@ K3_INLINE void dot_tile(const int nx, const int nw, const float *const *x, const
   }
 }
 
+/* nx <= 3 x rows against nw <= 8 w rows. */
+K3_INLINE void dot_strip(const int nx, int nw, const float *const *x, const float *const *w,
+                         long from, long to, const v8f *before, v8f *after, float *out,
+                         long out_row) {
+  int n = 0;
+  for (; n + 4 <= nw; n += 4)
+    dot_tile(nx, 4, x, w + n, from, to, before ? before + n : NULL, after ? after + n : NULL,
+             out + n, out_row);
+  for (; n < nw; n++)
+    dot_tile(nx, 1, x, w + n, from, to, before ? before + n : NULL, after ? after + n : NULL,
+             out + n, out_row);
+}
+
+/* nx <= DOT_BLOCK x rows, columns in passes: sums wait in `waiting` between them. */
+static inline void dot_block(long nx, int nw, const float *const *x, const float *const *w, long K,
+                             float *out, long out_row) {
+  v8f waiting[DOT_BLOCK * DOT_MAX_W];
+  for (long from = 0; from < K || from == 0; from += DOT_COLUMNS) {
+    long to = K - from > DOT_COLUMNS ? from + DOT_COLUMNS : K;
+    for (long m = 0; m < nx;) {
+      v8f *sums = waiting + m * DOT_MAX_W, *before = from ? sums : NULL;
+      v8f *after = to < K ? sums : NULL;
+      float *result = out + m * out_row;
+      if (nx - m >= 3) {
+        dot_strip(3, nw, x + m, w, from, to, before, after, result, out_row);
+        m += 3;
+      } else if (nx - m == 2) {
+        dot_strip(2, nw, x + m, w, from, to, before, after, result, out_row);
+        m += 2;
+      } else {
+        dot_strip(1, nw, x + m, w, from, to, before, after, result, out_row);
+        m += 1;
+      }
+    }
+  }
+}
+
 /* Any number of x rows against nw <= 8 w rows; out [nx, .] with rows out_row apart. */
 static inline void dot_rows(long nx, int nw, const float *const *x, const float *const *w, long K,
                             float *out, long out_row) {
-  if (nx == 1 && nw == 8) {
-    dot_tile(1, 8, x, w, K, out, out_row);
+  if (nx == 1 && nw == DOT_MAX_W) {
+    dot_tile(1, DOT_MAX_W, x, w, 0, K, NULL, NULL, out, out_row);
     return;
   }
-  for (int n = 0; n < nw;) {
-    int width = nw - n >= 4 ? 4 : 1;
-    long m = 0;
-    for (; m + 3 <= nx; m += 3) {
-      if (width == 4)
-        dot_tile(3, 4, x + m, w + n, K, out + m * out_row + n, out_row);
-      else
-        dot_tile(3, 1, x + m, w + n, K, out + m * out_row + n, out_row);
-    }
-    if (m + 2 == nx && width == 4) {
-      dot_tile(2, 4, x + m, w + n, K, out + m * out_row + n, out_row);
-      m += 2;
-    }
-    for (; m < nx; m++) {
-      if (width == 4)
-        dot_tile(1, 4, x + m, w + n, K, out + m * out_row + n, out_row);
-      else
-        dot_tile(1, 1, x + m, w + n, K, out + m * out_row + n, out_row);
-    }
-    n += width;
-  }
+  for (long m = 0; m < nx; m += DOT_BLOCK)
+    dot_block(nx - m < DOT_BLOCK ? nx - m : DOT_BLOCK, nw, x + m, w, K, out + m * out_row, out_row);
 }
 
 /* out [rows, n] += p [rows, keys] * v [keys, n], keys ascending; rows <= 3. */

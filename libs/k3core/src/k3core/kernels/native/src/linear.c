@@ -7,12 +7,12 @@
 
 /* Weight rows of one task; a multiple of the tile of 8. */
 #define ROWS_PER_TASK 32
+/* From so many x rows on it pays to copy float weight rows too: their distance in memory is
+ * mostly a power of two, and then they push each other out of the first-level cache. */
+#define COPY_FROM_ROWS 12
 
-/* Rows of x that stay in the second-level cache while weight rows pass. */
-static long rows_per_block(long K) {
-  long rows = (192 * 1024) / (K * (long)sizeof(float));
-  return rows < 12 ? 12 : rows > 192 ? 192 : rows / 3 * 3;
-}
+/* Floats between weight rows in scratch: never a power of two. */
+static long wide_stride(long K) { return round_up(K, 16) + 16; }
 
 typedef struct {
   const float *x;
@@ -26,15 +26,16 @@ typedef struct {
 static void multiply(const linear_args *a, long low, long high, long first, long last, float *wide,
                      const float **x, float *result) {
   const float *w[DOT_MAX_W];
+  long stride = wide_stride(a->K);
   for (long m = low; m < high; m++) x[m - low] = a->x + m * a->x_row;
   for (long n = first; n < last; n += DOT_MAX_W) {
     int width = last - n < DOT_MAX_W ? (int)(last - n) : DOT_MAX_W;
     for (int i = 0; i < width; i++) {
-      if (a->w_type == K3_F32) {
+      if (a->w_type == K3_F32 && high - low < COPY_FROM_ROWS) {
         w[i] = (const float *)a->w + (n + i) * a->w_row;
       } else {
-        load_row(wide + i * a->K, a->w, (n + i) * a->w_row, a->w_type, a->K);
-        w[i] = wide + i * a->K;
+        load_row(wide + i * stride, a->w, (n + i) * a->w_row, a->w_type, a->K);
+        w[i] = wide + i * stride;
       }
     }
     dot_rows(high - low, width, x, w, a->K, result, DOT_MAX_W);
@@ -45,7 +46,7 @@ static void multiply(const linear_args *a, long low, long high, long first, long
 
 static void run_task(const void *context, long task, float *scratch) {
   const linear_args *a = context;
-  long block = rows_per_block(a->K), chunks = (a->N + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+  long block = DOT_BLOCK, chunks = (a->N + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
   long low = task / chunks * block, first = task % chunks * ROWS_PER_TASK;
   long high = low + block < a->M ? low + block : a->M;
   long last = first + ROWS_PER_TASK < a->N ? first + ROWS_PER_TASK : a->N;
@@ -54,9 +55,9 @@ static void run_task(const void *context, long task, float *scratch) {
 }
 
 K3_API int k3_linear(const linear_args *a) {
-  long block = rows_per_block(a->K), blocks = (a->M + block - 1) / block;
+  long block = DOT_BLOCK, blocks = (a->M + block - 1) / block;
   long chunks = (a->N + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
   /* Pointers to x rows lie in front, two floats each. */
-  size_t scratch = (size_t)(2 * block + block * DOT_MAX_W + DOT_MAX_W * a->K);
+  size_t scratch = (size_t)(2 * block + block * DOT_MAX_W + DOT_MAX_W * wide_stride(a->K));
   return k3_run(blocks * chunks, a->M * a->N * a->K < 131072, scratch, run_task, a);
 }

@@ -87,15 +87,17 @@ def extend_digests(
     size = unit_tokens * tokens.itemsize
     marked = _marks_of_units(images, unit_tokens, first, last) if images else {}
     append = digests.append
-    # One copy of the new tokens; slicing bytes is cheaper than slicing a view.
-    raw = tokens[first * unit_tokens : last * unit_tokens].tobytes()
-    for unit in range(first, last):
-        start = (unit - first) * size
-        data = parent + raw[start : start + size]
-        if unit in marked:
-            data += marked[unit]
-        parent = sha256(data).digest()[:DIGEST_BYTES]
-        append(parent)
+    # A view, since a copy of a long prompt costs as much as hashing a tenth of it.
+    with memoryview(tokens) as whole, whole.cast("B") as raw:
+        if not marked:
+            for start in range(first * size, last * size, size):
+                parent = sha256(parent + raw[start : start + size]).digest()[:DIGEST_BYTES]
+                append(parent)
+            return
+        for unit in range(first, last):
+            data = parent + raw[unit * size : (unit + 1) * size] + marked.get(unit, b"")
+            parent = sha256(data).digest()[:DIGEST_BYTES]
+            append(parent)
 
 
 def _marks_of_units(

@@ -296,7 +296,7 @@ class ScenarioRunner:
             "states": len(cache.states.sealed),
             "units": len(cache.paged.index),
             "copies": self.device.num_copies,
-            "moved_bytes": stats.moved_pages * cache.config.page_bytes,
+            "moved_bytes": cache.pool.num_moves() * cache.config.page_bytes,
             "queries": stats.queries,
             "hits": stats.hit_tokens,
             "prompt_tokens": stats.prompt_tokens,

@@ -34,6 +34,7 @@ class TraceReport:
         evictions: of checkpoints by class, and of units.
         reuse_gap_tokens: matched and not used, by reason.
         refused: requests that can never fit.
+        moved_pages: moved by compactions.
         tokens_per_second: input tokens over the replay's own wall time.
     """
 
@@ -50,6 +51,7 @@ class TraceReport:
     evictions: dict[str, int]
     reuse_gap_tokens: dict[str, int]
     refused: int
+    moved_pages: int
     bytes: dict[str, int]
     wall_s: float
     tokens_per_second: float
@@ -196,6 +198,7 @@ def _report(
         evictions={**dict(sorted(stats.evicted_states.items())), "units": stats.evicted_units},
         reuse_gap_tokens=dict(sorted(stats.gap_tokens.items())),
         refused=refused,
+        moved_pages=cache.pool.num_moves(),
         bytes={
             "states_written": sum(stats.exports.values()) * state_bytes,
             "states_resident_max": resident * state_bytes,

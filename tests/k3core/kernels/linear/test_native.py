@@ -34,7 +34,7 @@ def test_products_meet_float64(
 ) -> None:
     x, weight = _draw(num_rows, num_inputs), _draw(num_outputs, num_inputs, seed=1)
     truth = x.double() @ weight.double().T
-    assert (linear.run(x, weight) - truth).abs().max() <= 1e-6 * num_inputs**0.5 + 1e-6
+    assert (linear.run(x, weight) - truth).abs().max() <= 1e-6 * truth.abs().max().clamp_min(1)
 
 
 @pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), SIZES)

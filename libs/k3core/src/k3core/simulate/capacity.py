@@ -54,7 +54,10 @@ def usual_policies(config: CacheConfig) -> list[Policy]:
     return [
         Policy("prompt end", replace(ends, promotion="never")),
         Policy("prompt end + second hit", replace(ends, promotion="second_hit")),
-        Policy("… + Marconi eviction", replace(ends, promotion="second_hit", eviction="marconi")),
+        Policy(
+            "second hit + Marconi eviction",
+            replace(ends, promotion="second_hit", eviction="marconi"),
+        ),
         Policy("dense + unit end", replace(dense, promotion="never")),
         Policy("prompt end + free slots", replace(ends, retention=Retention(opportunistic=True))),
     ]

@@ -69,3 +69,34 @@ def test_a_retention_off_the_grid_names_both_values(
     error = capsys.readouterr().err
     assert "24" in error
     assert "16" in error
+
+
+def test_a_trace_is_replayed_and_told_as_one_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 2, 3]},
+        {"timestamp": 9, "input_length": 1700, "output_length": 5, "hash_ids": [0, 1, 2, 4]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["simulate", "--trace", str(path), "--format", "mooncake"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["requests"], report["input_tokens"], report["hit_tokens"]) == (2, 3300, 1536)
+    assert main(["simulate", "--trace", str(path), "--unit", "100"]) == 2
+
+
+@pytest.mark.parametrize("retention", ["none", "dense", "prompt_end,interval:1024", '["unit_end"]'])
+def test_retention_can_be_given_as_words_or_as_a_scenarios_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], retention: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp":0,"input_length":1600,"output_length":5,"hash_ids":[0,1,2,3]}\n')
+    assert main(["simulate", "--trace", str(path), "--retention", retention]) == 0
+    written = json.loads(capsys.readouterr().out)["states_written"]
+    assert written == {"none": 0, "dense": 3, '["unit_end"]': 1}.get(retention, 2)
+
+
+def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate"]) == 2
+    assert "--scenario" in capsys.readouterr().err

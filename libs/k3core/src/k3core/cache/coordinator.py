@@ -371,19 +371,11 @@ class PrefixCache:
             spare,
         )
         if self.config.is_drop_strict:
-            self._add_successors(sequence)
+            self._sealer.add_successors(sequence)
         for position in decode_targets(self.config, sequence.prompt_length, match.num_tokens):
             if position > match.hit:
                 sequence.targets.setdefault(position, StateClass.GRID)
         self.promises.announce(sequence)
-
-    def _add_successors(self, sequence: Sequence) -> None:
-        """This sequence would have written these too: it goes on from them in its own way."""
-        unit, digests = self.config.unit_tokens, sequence.digests
-        for position in prompt_targets(self.config, sequence.prompt_length, 0):
-            known = self.states.sealed.get(digests[position // unit - 1])
-            if known is not None:
-                known.successors.update(digests[position // unit : position // unit + 1])
 
     def _drop_tables(self, sequence: Sequence) -> None:
         self.paged.close_page(sequence.open_page)

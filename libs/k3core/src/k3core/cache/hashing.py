@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
+from struct import iter_unpack
 
 from k3core.cache.spec import CacheError
 
@@ -90,8 +91,9 @@ def extend_digests(
     # A view, since a copy of a long prompt costs as much as hashing a tenth of it.
     with memoryview(tokens) as whole, whole.cast("B") as raw:
         if not marked:
-            for start in range(first * size, last * size, size):
-                parent = sha256(parent + raw[start : start + size]).digest()[:DIGEST_BYTES]
+            # Cutting the units in C is the fastest of the ways that were tried.
+            for (data,) in iter_unpack(f"{size}s", raw[first * size : last * size]):
+                parent = sha256(parent + data).digest()[:DIGEST_BYTES]
                 append(parent)
             return
         for unit in range(first, last):

@@ -79,41 +79,27 @@ def find_match(
     unit, digests = config.unit_tokens, sequence.digests
     n = len(sequence.tokens)
     resident = units = paged.match(digests)
-    if tier is not None:
-        while units < len(digests) and digests[units] in tier.units:
-            units += 1
+    while tier is not None and units < len(digests) and digests[units] in tier.units:
+        units += 1
     reach = _reach(config, n, units)
-    found = deepest(config, digests, states.sealed, reach)
-    if config.is_drop_strict:
-        found = _confirmed(config, digests, states, found)
-    checkpoint = states.sealed[found] if found else None
-    hit = checkpoint.position if checkpoint else 0
-    local_hit, host_state = hit, None
-    if tier is not None:
-        stored = deepest(config, digests, tier.states, reach)
-        if stored and tier.states[stored].position > hit:
-            checkpoint, host_state = None, tier.states[stored]
-            hit = host_state.position
+    checkpoint = _deepest_sealed(config, digests, states, reach)
+    local_hit = hit = checkpoint.position if checkpoint else 0
+    host_state = _deeper_in(config, tier, digests, reach, hit)
+    if host_state is not None:
+        checkpoint, hit = None, host_state.position
     usable = min(units * unit, (n - 1) // unit * unit)
     gap = max(0, usable - hit)
-    awaits = b""
-    if pending:
-        deeper = deepest(config, digests, pending, _reach(config, n, len(digests)))
-        if deeper and pending[deeper] > hit:
-            awaits = deeper
+    awaits = deepest(config, digests, pending, _reach(config, n, len(digests)))
+    if awaits and pending[awaits] <= hit:
+        awaits = b""
     reason: GapReason = ""
     if gap:
-        reason = (
-            "same_step"
-            if awaits
-            else _reason(config, paged, states, digests, hit, min(usable, resident * unit))
-        )
+        known = min(usable, resident * unit)
+        reason = "same_step" if awaits else _reason(config, paged, states, digests, hit, known)
     junction = 0
     if gap and config.promotion != "never":
         junction = max(0, units * unit - drop_tokens(config))
-    host_units = ()
-    if tier is not None:
-        host_units = tuple([tier.units[each] for each in digests[resident : hit // unit]])
+    borrowed = digests[resident : hit // unit]
     return Match(
         num_tokens=n,
         matched=units * unit,
@@ -124,7 +110,7 @@ def find_match(
         reason=reason,
         unit_tokens=unit,
         awaits=awaits,
-        host_units=host_units,
+        host_units=tuple([tier.units[each] for each in borrowed]) if tier is not None else (),
         host_state=host_state,
         local_hit=local_hit,
     )
@@ -152,6 +138,25 @@ def _confirmed(
             return found
         found = deepest(config, digests, states.sealed, place - 1)
     return b""
+
+
+def _deepest_sealed(
+    config: CacheConfig, digests: Items[bytes], states: StateManager, reach: int
+) -> Checkpoint | None:
+    found = deepest(config, digests, states.sealed, reach)
+    if config.is_drop_strict:
+        found = _confirmed(config, digests, states, found)
+    return states.sealed[found] if found else None
+
+
+def _deeper_in(
+    config: CacheConfig, tier: HostTier | None, digests: Items[bytes], reach: int, hit: int
+) -> HostEntry | None:
+    """A state in host memory that goes beyond the arena's."""
+    stored = deepest(config, digests, tier.states, reach) if tier is not None else b""
+    if tier is None or not stored or tier.states[stored].position <= hit:
+        return None
+    return tier.states[stored]
 
 
 def _reach(config: CacheConfig, n: int, units: int) -> int:

@@ -4,7 +4,7 @@ from k3core.cache.evictor import Evictor
 from k3core.cache.fence import StepFence
 from k3core.cache.match import deepest
 from k3core.cache.paged_manager import PagedManager
-from k3core.cache.positions import StateClass, is_rolling
+from k3core.cache.positions import StateClass, is_rolling, prompt_targets
 from k3core.cache.sequence import Sequence
 from k3core.cache.spec import CacheConfig, CacheError
 from k3core.cache.state_manager import Checkpoint, SlotState, StateManager
@@ -71,6 +71,14 @@ class Sealer:
         else:
             self._stats.refused_states += 1
         return is_new
+
+    def add_successors(self, sequence: Sequence) -> None:
+        """This sequence would have written these too: it goes on from them in its own way."""
+        unit, digests = self._config.unit_tokens, sequence.digests
+        for position in prompt_targets(self._config, sequence.prompt_length, 0):
+            known = self._states.sealed.get(digests[position // unit - 1])
+            if known is not None:
+                known.successors.update(digests[position // unit : position // unit + 1])
 
     def can_donate(self, sequence: Sequence) -> bool:
         """Whether the live state may become a checkpoint as it is."""

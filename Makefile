@@ -39,10 +39,10 @@ $(VENV)/.setup-dev-done: setup requirements/dev.txt
 	@touch $@
 
 test: setup-dev  ## Runs the tests, with real NATS, Redis and Mooncake on loopback.
-	$(BIN)/python -m pytest -m "not gpu and not compose and not nightly"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not compose and not nightly"
 
 test-nightly: setup-dev  ## Runs the long ones too.
-	$(BIN)/python -m pytest -m "not gpu and not compose"
+	K3_NIGHTLY=1 $(BIN)/python -m pytest -m "not gpu and not compose" --timeout=3600
 
 check: lint types contracts compose dockerfiles layout  ## Style, types, import contracts, compose, Dockerfiles, layout.
 

@@ -36,6 +36,7 @@ DEVELOPMENT = (
     "pytest",
     "pytest-asyncio",
     "pytest-timeout",
+    "pytest-xdist",
     "hypothesis",
     "ruff",
     "pyright",

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from loadtest import arrivals, metrics, record, scenario, workload
 from loadtest.record import Record
 

@@ -24,7 +24,9 @@ def test_every_setting_has_a_name_of_its_own_service_and_a_sentence() -> None:
             assert re.fullmatch(r"K3_[A-Z0-9_]+", setting.name)
             assert setting.meaning.rstrip("`").endswith(".")
             own = f"K3_{service.upper()}_"
-            others = [f"K3_{other.upper()}_" for other in settings_page.SERVICES if other != service]
+            others = [
+                f"K3_{other.upper()}_" for other in settings_page.SERVICES if other != service
+            ]
             assert not any(setting.name.startswith(prefix) for prefix in others), own
 
 

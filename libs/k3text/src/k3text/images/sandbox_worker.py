@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 import numpy as np
-from PIL import AvifImagePlugin, Image, ImageFile
+from PIL import AvifImagePlugin, Image, ImageFile, MpoImagePlugin
 
 from k3text.images.processor import cut
 from k3text.images.sandbox_protocol import LENGTH, Done, Job, Ready, Reply, Setup, frame
@@ -71,6 +71,8 @@ def _prepare_pillow(setup: Setup) -> None:
     Image.MAX_IMAGE_PIXELS = setup.limits.max_pixels
     # A decoder's threads could not be started after the lock.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    # Pillow would import this while it opens a JPEG, which no open file allows here later.
+    assert MpoImagePlugin.MpoImageFile.format
     Image.preinit()
 
 

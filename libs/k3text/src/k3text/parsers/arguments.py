@@ -111,7 +111,7 @@ class ArgumentsWriter:
             case _Mode.STRING:
                 return json.dumps(text, ensure_ascii=False)[1:-1]
             case _Mode.RAW:
-                self._has_raw_text = self._has_raw_text or bool(text.strip(_SPACES))
+                self._has_raw_text = self._has_raw_text or bool(text)
                 return text
             case _Mode.CONTAINER:
                 return self._copy(text)

@@ -5,7 +5,7 @@ import time
 from typing import TypeVar
 
 from k3wire.bus.base import Bus
-from k3wire.errors import NoResponders, ShuttingDown, SlowDown
+from k3wire.errors import DeadlineExceeded, NoResponders, ShuttingDown, SlowDown
 from k3wire.messages.base import Message
 from k3wire.subjects import Call
 
@@ -14,6 +14,10 @@ R = TypeVar("R", bound=Message)
 
 PATIENCE_S = 10.0
 """How long an absent stage is waited for; a restart takes less."""
+
+FIRST_ATTEMPT_S = 15.0
+"""How long the first call is waited for; each later one twice as long as the one before, so that
+work of any length ends within one of them."""
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 0.5
@@ -32,9 +36,16 @@ async def call_patiently(
     """
     give_up_ns = min(deadline_unix_ns, time.time_ns() + int(PATIENCE_S * 1e9))
     pause_s = FIRST_PAUSE_S
+    attempt_s = FIRST_ATTEMPT_S
     while True:
+        attempt_ns = min(deadline_unix_ns, time.time_ns() + int(attempt_s * 1e9))
         try:
-            return await bus.call(subject, call, request, deadline_unix_ns)
+            return await bus.call(subject, call, request, attempt_ns)
+        except DeadlineExceeded:
+            # A worker that was killed while the call was on its way never answers.
+            if attempt_ns >= deadline_unix_ns:
+                raise
+            attempt_s *= 2
         except (NoResponders, ShuttingDown, SlowDown):
             if time.time_ns() + int(pause_s * 1e9) >= give_up_ns:
                 raise

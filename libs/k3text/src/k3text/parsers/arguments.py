@@ -111,8 +111,7 @@ class ArgumentsWriter:
             case _Mode.STRING:
                 return json.dumps(text, ensure_ascii=False)[1:-1]
             case _Mode.RAW:
-                self._has_raw_text = self._has_raw_text or bool(text)
-                return text
+                return self._copy_raw(text)
             case _Mode.CONTAINER:
                 return self._copy(text)
             case _Mode.SCALAR:
@@ -123,6 +122,17 @@ class ArgumentsWriter:
                 return self._decide()
             case _Mode.IDLE:
                 return ""
+
+    def _copy_raw(self, text: str) -> str:
+        if self._has_raw_text:
+            return text
+        # White space alone is no arguments, so it waits for what may follow it.
+        self._buffer += text
+        if not self._buffer.strip(_SPACES):
+            return ""
+        self._has_raw_text = True
+        text, self._buffer = self._buffer, ""
+        return text
 
     def _decide(self) -> str:
         value = self._buffer.lstrip(_SPACES)

@@ -6,8 +6,16 @@ from array import array
 from hashlib import sha256
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from k3core.cache.hashing import ImageMark, extend_digests, namespace_digest, root_digest
+from k3core.cache.hashing import (
+    GROUP_UNITS,
+    ImageMark,
+    extend_digests,
+    namespace_digest,
+    root_digest,
+)
 from k3core.cache.spec import CacheError
 
 _ROOT = root_digest(b"model", 4)
@@ -35,6 +43,53 @@ def test_a_chain_can_be_extended_token_by_token() -> None:
     for end in range(24):
         extend_digests(grown, _ROOT, tokens[:end], 4)
     assert grown == _chain(list(range(23)))
+
+
+def test_a_chain_of_many_groups_can_be_extended_anywhere() -> None:
+    count = 4 * (3 * GROUP_UNITS + 5)
+    whole = _chain(list(range(count)))
+    for held in (1, GROUP_UNITS - 1, GROUP_UNITS, GROUP_UNITS + 1, 2 * GROUP_UNITS + 17):
+        grown = whole[:held]
+        extend_digests(grown, _ROOT, array("i", range(count)), 4)
+        assert grown == whole
+
+
+def test_every_change_of_a_token_changes_its_digest_and_all_after_it() -> None:
+    count = 4 * (2 * GROUP_UNITS + 3)
+    plain = _chain([0] * count)
+    for place in (0, 4 * GROUP_UNITS - 1, 4 * GROUP_UNITS, count - 1):
+        changed = [0] * count
+        changed[place] = 1
+        equal = [a == b for a, b in zip(plain, _chain(changed), strict=True)]
+        assert equal == [unit < place // 4 for unit in range(count // 4)]
+
+
+def test_no_two_units_of_equal_tokens_share_a_digest() -> None:
+    plain = _chain([0] * 4 * (3 * GROUP_UNITS))
+    assert len(set(plain)) == len(plain)
+
+
+def test_tokens_that_spell_a_picture_are_not_taken_for_it() -> None:
+    # A picture adds 48 bytes to its unit, which is what three units of four tokens hold.
+    image = _picture(0, 4)
+    spelled = array("i", image.key + bytes(8) + (4).to_bytes(8, "little"))
+    pictured = _chain([0] * 16, images=(image,))
+    assert not set(pictured) & set(_chain([0, 0, 0, 0, *spelled]))
+
+
+@given(st.data())
+def test_any_cut_and_any_pictures_give_the_digests_of_one_go(data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 4 * 2 * GROUP_UNITS + 30))
+    images: list[ImageMark] = []
+    place = data.draw(st.integers(0, 300))
+    while place < length and len(images) < 6:
+        images.append(_picture(place, data.draw(st.integers(1, 20)), str(len(images))))
+        place += images[-1].count + data.draw(st.integers(0, 300))
+    tokens = array("i", range(length))
+    grown: list[bytes] = []
+    for end in sorted({*data.draw(st.lists(st.integers(0, length), max_size=5)), length}):
+        extend_digests(grown, _ROOT, tokens[:end], 4, images)
+    assert grown == _chain(list(range(length)), images=tuple(images))
 
 
 def test_equal_units_after_unequal_ones_differ() -> None:

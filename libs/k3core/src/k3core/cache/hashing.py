@@ -1,14 +1,17 @@
 """Identity of a prefix: one chained digest a full match unit.
 
-digest[i] = H(digest[i - 1], tokens of unit i, pictures that overlap unit i); the digest before
-the first is the root, which carries everything that isolates: namespace, unit, salt, adapter.
-The digest after unit i therefore names the whole prefix. A last, partial unit has no digest.
+digest[i] = H(digest[anchor - 1], tokens of the units anchor to i). Anchors are every 64th unit
+and each unit that a picture overlaps or follows; such a unit is hashed alone, with its pictures.
+The digest before the first is the root, which carries everything that isolates: namespace, unit,
+salt, adapter. The digest after unit i therefore names the whole prefix. A last, partial unit has
+no digest.
 """
 
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
+from itertools import pairwise
 from struct import iter_unpack
 
 from k3core.cache.spec import CacheError
@@ -16,6 +19,11 @@ from k3core.cache.spec import CacheError
 DIGEST_BYTES = 16
 # A picture's identity is never folded: at 16 bits one pair in a few hundred would collide.
 KEY_BYTES = 32
+# One hash object serves so many units: making one costs as much as hashing 300 bytes. Whoever
+# extends a chain hashes less than a group again, so the digests alone are enough to go on.
+GROUP_UNITS = 64
+# Ends what is hashed for a unit with pictures. No run of whole int32 units has such a length.
+_PICTURES = b"\x01"
 
 
 class ImageMark:
@@ -84,22 +92,34 @@ def extend_digests(
     first, last = len(digests), len(tokens) // unit_tokens
     if first >= last:
         return
-    parent = digests[-1] if digests else root
     size = unit_tokens * tokens.itemsize
-    marked = _marks_of_units(images, unit_tokens, first, last) if images else {}
-    append = digests.append
+    group = first - first % GROUP_UNITS
+    marked = _marks_of_units(images, unit_tokens, group, last) if images else {}
+    cuts = {*range(group + GROUP_UNITS, last, GROUP_UNITS), *marked, *(unit + 1 for unit in marked)}
+    borders = [group, *sorted(cut for cut in cuts if group < cut < last), last]
     # A view, since a copy of a long prompt costs as much as hashing a tenth of it.
     with memoryview(tokens) as whole, whole.cast("B") as raw:
-        if not marked:
-            # Cutting the units in C is the fastest of the ways that were tried.
-            for (data,) in iter_unpack(f"{size}s", raw[first * size : last * size]):
-                parent = sha256(parent + data).digest()[:DIGEST_BYTES]
-                append(parent)
-            return
-        for unit in range(first, last):
-            data = parent + raw[unit * size : (unit + 1) * size] + marked.get(unit, b"")
-            parent = sha256(data).digest()[:DIGEST_BYTES]
-            append(parent)
+        for low, high in pairwise(borders):
+            if high <= first:
+                continue
+            parent = digests[low - 1] if low else root
+            if low in marked:
+                data = parent + raw[low * size : high * size] + marked[low] + _PICTURES
+                digests.append(sha256(data).digest()[:DIGEST_BYTES])
+                continue
+            start = max(low, first)
+            seen = parent + raw[low * size : start * size]
+            _append_run(digests, seen, raw[start * size : high * size], size)
+
+
+def _append_run(digests: list[bytes], seen: bytes, units: memoryview, size: int) -> None:
+    """Append the digest of `seen` and the units so far, after each unit."""
+    hasher = sha256(seen)
+    update, digest, append = hasher.update, hasher.digest, digests.append
+    # Cutting the units in C is the fastest of the ways that were tried.
+    for (data,) in iter_unpack(f"{size}s", units):
+        update(data)
+        append(digest()[:DIGEST_BYTES])
 
 
 def _marks_of_units(

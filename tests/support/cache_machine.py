@@ -323,7 +323,9 @@ class CacheMachine(RuleBasedStateMachine):
         n, matched = len(content), 0
         while matched + UNIT <= n and (salt, content[: matched + UNIT].tobytes()) in rows:
             matched += UNIT
-        limit = min(matched - (UNIT if self.config.draft == "drop" else 0), n - 1)
+        dropped = UNIT if self.config.draft == "drop" else 0
+        computed = self.config.replay_tokens if self.config.draft == "replay" else 1
+        limit = min(matched - dropped, n - computed)
         step = UNIT if self.config.partial_hits else self.config.grid
         positions = [
             p for p in range(step, limit + 1, step) if (salt, content[:p].tobytes()) in states

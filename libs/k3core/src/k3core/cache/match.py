@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from k3core.cache.host_tier import HostEntry, HostTier
 from k3core.cache.paged_manager import PagedManager
-from k3core.cache.positions import drop_tokens
+from k3core.cache.positions import drop_tokens, recomputed_tokens
 from k3core.cache.sequence import Sequence
 from k3core.cache.spec import CacheConfig
 from k3core.cache.state_manager import Checkpoint, StateManager
@@ -95,7 +95,7 @@ def find_match(
     reason: GapReason = ""
     if gap:
         known = min(usable, resident * unit)
-        reason = "same_step" if awaits else _reason(config, paged, states, digests, hit, known)
+        reason = "same_step" if awaits else _reason(config, paged, states, sequence, hit, known)
     junction = 0
     if gap and config.promotion != "never":
         junction = max(0, units * unit - drop_tokens(config))
@@ -162,25 +162,27 @@ def _deeper_in(
 def _reach(config: CacheConfig, n: int, units: int) -> int:
     """Units at whose end a checkpoint may be restored."""
     unit = config.unit_tokens
-    return min(units * unit - drop_tokens(config), n - 1) // unit
+    return max(0, min(units * unit - drop_tokens(config), n - recomputed_tokens(config))) // unit
 
 
 def _reason(
     config: CacheConfig,
     paged: PagedManager,
     states: StateManager,
-    digests: Items[bytes],
+    sequence: Sequence,
     hit: int,
     usable: int,
 ) -> GapReason:
-    unit = config.unit_tokens
-    window = digests[hit // unit : usable // unit]
+    unit, spared = config.unit_tokens, drop_tokens(config)
+    window = sequence.digests[hit // unit : usable // unit]
+    # What a drafter gives up is its loss alone if everything below it was restored.
+    restorable = max(0, len(sequence.tokens) - recomputed_tokens(config)) // unit * unit
+    is_replayed = restorable < usable
     if any(map(states.sealed.__contains__, window)):
-        return "drafter" if drop_tokens(config) else "partial"
+        return "drafter" if spared or is_replayed else "partial"
     lost = paged.lost_state
     if lost and not lost.isdisjoint(map(paged.index.__getitem__, window)):
         return "evicted"
-    # The unit that a drafter gives up is its loss alone if everything below it was restored.
-    if drop_tokens(config) and usable - hit <= unit:
+    if (spared and usable - hit <= spared) or (is_replayed and hit == restorable):
         return "drafter"
     return "no_checkpoint"

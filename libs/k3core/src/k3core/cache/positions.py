@@ -57,6 +57,11 @@ def drop_tokens(config: CacheConfig) -> int:
     return config.unit_tokens if config.draft == "drop" else 0
 
 
+def recomputed_tokens(config: CacheConfig) -> int:
+    """Last tokens of every prompt that are never restored; all consumers ask here."""
+    return config.replay_tokens if config.draft == "replay" else 1
+
+
 def prompt_targets(
     config: CacheConfig,
     n: int,
@@ -94,10 +99,13 @@ def prompt_targets(
     for interval in keep.intervals:
         for position in range(_floor(hit, interval) + interval, n + 1, interval):
             want(position, StateClass.GRID)
-    if keep.prompt_end:
-        want(_floor(last, grid), StateClass.ENDPOINT)
+    # Under replay a repetition restores less than a prompt that continues this one.
+    for end in (last, min(last, max(0, n - recomputed_tokens(config)))):
+        if keep.prompt_end:
+            want(_floor(end, grid), StateClass.ENDPOINT)
+        if keep.prompt_end or keep.unit_end:
+            want(_floor(end, fine), StateClass.ENDPOINT)
     if keep.prompt_end or keep.unit_end:
-        want(_floor(last, fine), StateClass.ENDPOINT)
         # A prompt that ends on a unit leaves its exact end too, for prompts that continue it.
         # On a coarse grid that end is a grid position, which is `dense`'s to keep.
         if fine < grid and n % fine == 0 and not drop:

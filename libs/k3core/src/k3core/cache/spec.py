@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 ExportMode: TypeAlias = Literal["in_pass", "align", "partial"]
 Promotion: TypeAlias = Literal["second_hit", "always", "never", "markers"]
-Draft: TypeAlias = Literal["off", "drop", "no_drop", "successor"]
+Draft: TypeAlias = Literal["off", "drop", "no_drop", "successor", "replay"]
 Codec: TypeAlias = Literal["raw", "int8"]
 Eviction: TypeAlias = Literal["lru", "marconi"]
 Memory: TypeAlias = Literal["flat", "two_pools", "two_ended_lazy", "two_ended_eager"]
@@ -56,6 +56,9 @@ class CacheConfig:
         export_mode: how a state inside a chunk is obtained: exported inside the pass, or by
             ending a chunk on the grid (`align`), or on the grid and on the unit (`partial`).
         partial_hits: False lets only grid positions be stored and hit.
+        draft: what a drafter costs a hit: nothing, or under `drop` the last matched unit, or under
+            `replay` as much as leaves `replay_tokens` of the prompt to compute.
+        replay_tokens: read under `replay` only; at least 1, what any prompt computes.
         is_drop_strict: under `drop`, a checkpoint is restored only if the unit after it is the
             one a writer of it went on with, not merely any that is known: the drafter's last
             slot was computed from that one.
@@ -78,6 +81,7 @@ class CacheConfig:
     retention: Retention = Retention()
     promotion: Promotion = "second_hit"
     draft: Draft = "off"
+    replay_tokens: int = 1
     is_drop_strict: bool = False
     path_cap: int = -1
     codec: Codec = "raw"
@@ -118,6 +122,8 @@ class CacheConfig:
             raise CacheError(f"decode_grid {step} is not a multiple of unit {unit}")
         if self.path_cap == 0 or self.path_cap < -1:
             raise CacheError(f"path_cap must be -1 or at least 1, not {self.path_cap}")
+        if self.replay_tokens < 1:
+            raise CacheError(f"replay_tokens must be at least 1, not {self.replay_tokens}")
         if self.host_bytes and (not self.page_bytes or self.memory.startswith("two_ended")):
             raise CacheError(
                 f"host_bytes {self.host_bytes} needs page_bytes (is {self.page_bytes}) and "

@@ -183,6 +183,7 @@ def _cache(config: dict[str, Json], name: str) -> CacheConfig:
     if not isinstance(partial, bool):
         raise ScenarioError(f"{name}: partial_hits is true or false, not {partial!r}")
     unit, page_units = number("unit", 128), number("page_units", 12)
+    draft, replay_tokens = _draft(config.get("draft", "off"), name)
     return CacheConfig(
         unit_tokens=unit,
         page_units=page_units,
@@ -194,7 +195,8 @@ def _cache(config: dict[str, Json], name: str) -> CacheConfig:
         partial_hits=partial,
         retention=read_retention(config.get("retention", ["prompt_end"]), name),
         promotion=cast("Promotion", choice("promotion", "second_hit", Promotion)),
-        draft=cast("Draft", choice("draft", "off", Draft)),
+        draft=draft,
+        replay_tokens=replay_tokens,
         path_cap=cap,
         codec=cast("Codec", choice("codec", "raw", Codec)),
         eviction=cast("Eviction", choice("eviction", "lru", Eviction)),
@@ -202,6 +204,17 @@ def _cache(config: dict[str, Json], name: str) -> CacheConfig:
         page_bytes=unit * page_units * 8,
         host_bytes=number("host_pages", 0, 0) * unit * page_units * 8,
     )
+
+
+def _draft(value: Json, name: str) -> tuple[Draft, int]:
+    """The policy, and how many tokens one that replays leaves to compute."""
+    if isinstance(value, dict):
+        found = keys_known(value, {"replay"}, f"{name}: draft")
+        return "replay", whole(found.get("replay"), f"{name}: draft replay", 1)
+    known = tuple(each for each in get_args(Draft) if each != "replay")
+    if value not in known:
+        raise ScenarioError(f"{name}: draft is one of {known} or {{'replay': N}}, not {value!r}")
+    return value, 1
 
 
 def read_retention(value: Json, name: str) -> Retention:

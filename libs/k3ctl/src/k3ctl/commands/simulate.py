@@ -68,6 +68,9 @@ def add_parser(subparsers: Subparsers) -> None:
     policy.add_argument("--promotion", choices=get_args(Promotion), default="second_hit")
     policy.add_argument("--draft", choices=get_args(Draft), default="off")
     policy.add_argument(
+        "--replay-tokens", type=int, default=1, help="tokens left to compute under --draft replay"
+    )
+    policy.add_argument(
         "--drop-match",
         choices=("law", "writer"),
         help="what a dropped unit must match: any unit that is known, or one that a writer of the "
@@ -202,6 +205,7 @@ def _config(args: argparse.Namespace, unit: int) -> CacheConfig:
         retention=read_retention(items, "--retention"),
         promotion=args.promotion,
         draft=args.draft,
+        replay_tokens=args.replay_tokens,
         is_drop_strict=(args.drop_match or _DROP_MATCH.get(args.format)) == "writer",
         partial_hits=args.partial_hits == "true",
         path_cap=args.path_cap,

@@ -105,11 +105,11 @@ def prompt_targets(
             want(_floor(end, grid), StateClass.ENDPOINT)
         if keep.prompt_end or keep.unit_end:
             want(_floor(end, fine), StateClass.ENDPOINT)
-    if keep.prompt_end or keep.unit_end:
-        # A prompt that ends on a unit leaves its exact end too, for prompts that continue it.
-        # On a coarse grid that end is a grid position, which is `dense`'s to keep.
-        if fine < grid and n % fine == 0 and not drop:
-            want(n, StateClass.ENDPOINT)
+    # A prompt that ends on a unit leaves its exact end too, for prompts that continue it.
+    # On a coarse grid that end is a grid position, which is `dense`'s to keep.
+    is_end_kept = (keep.prompt_end or keep.unit_end) and fine < grid and not drop
+    if is_end_kept and n % fine == 0:
+        want(n, StateClass.ENDPOINT)
     want(_floor(min(junction, n - 1), fine), StateClass.JUNCTION)
     if config.promotion == "markers":
         for marker in markers:

@@ -143,6 +143,8 @@ class ScenarioRunner:
         plan = self.scheduler.schedule()
         for event in plan.events:
             self._note_event(event)
+        # Whoever was taken off to make room has left its state behind.
+        self._note_seals([], [])
         if not plan.rows:
             # Admitted without a row yet, for want of room for a picture: copies still happen.
             self.device.run(plan)

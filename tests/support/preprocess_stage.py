@@ -13,7 +13,7 @@ from support.pictures import encode, gradient
 from k3_preprocessor.delivery import Delivery
 from k3_preprocessor.handler import Parts, PreprocessHandler
 from k3_preprocessor.patch_tier import PatchTier
-from k3_preprocessor.sources import ByteSource, store_key
+from k3_preprocessor.sources import ByteSource
 from k3_preprocessor.windows import Windows
 from k3core.engine.host_memory import HostMemory
 from k3core.transfer.base import Region
@@ -25,6 +25,7 @@ from k3text.images.keys import content_key, feature_key
 from k3text.images.processor import process
 from k3text.images.sandbox import Sandbox, SandboxConfig
 from k3wire import subjects
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.memory_store import MemoryBlobStore
 from k3wire.bus.base import Headers
 from k3wire.bus.memory import MemoryBus
@@ -98,7 +99,7 @@ class Stage:
 
     async def put(self, data: bytes) -> None:
         """Puts encoded bytes into tier L1."""
-        await self.blobs.put(store_key(content_key(data)), data, ttl_s=60)
+        await self.blobs.put(image_bytes_key(content_key(data)), data, ttl_s=60)
 
     async def ask(self, request: PreprocessRequest) -> PreprocessReply:
         return await self.handler.preprocess(request)

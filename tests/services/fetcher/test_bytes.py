@@ -10,7 +10,8 @@ from support.fetchers import AbsentStore, fetcher, start, until
 from support.picture_host import Held, PictureHost, answer, picture_host
 from support.pictures import encode, gradient
 
-from k3_fetcher.records import UrlRecord, bytes_key, url_key
+from k3_fetcher.records import UrlRecord, url_key
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.memory_store import MemoryBlobStore
 from k3wire.errors import (
     BlobLost,
@@ -42,7 +43,7 @@ async def test_fet_25_wrong_bytes_in_the_store_are_a_miss(host: PictureHost) -> 
     async with fetcher(front_bytes=0) as found:
         image = (await found.resolve(host.url("/a.png"))).image
         for wrong in (PICTURE[:-1], PICTURE[:-1] + b"x", b""):
-            await found.store.put(bytes_key(image.content_key), wrong, ttl_s=60)
+            await found.store.put(image_bytes_key(image.content_key), wrong, ttl_s=60)
             reply = await found.read(image)
             assert reply.report.outcome == "miss"
             assert await found.store.get(reply.blob.store_key) == PICTURE
@@ -90,8 +91,8 @@ async def test_bytes_that_l1_lost_come_back_once_for_everybody(host: PictureHost
         await until(held.asked.is_set)
         held.go.set()
         replies = await asyncio.gather(*jobs)
-        assert {reply.blob.store_key for reply in replies} == {bytes_key(image.content_key)}
-        assert await store.get(bytes_key(image.content_key)) == PICTURE
+        assert {reply.blob.store_key for reply in replies} == {image_bytes_key(image.content_key)}
+        assert await store.get(image_bytes_key(image.content_key)) == PICTURE
         assert (await found.read(image)).report.outcome == "hit"
     assert host.num_asked("/a.png") == 2
 
@@ -101,7 +102,7 @@ async def test_an_address_with_other_bytes_now_refuses_and_is_known_anew(
 ) -> None:
     async with fetcher(front_bytes=0) as found:
         image = (await found.resolve(host.url("/a.png"))).image
-        await found.store.delete(bytes_key(image.content_key))
+        await found.store.delete(image_bytes_key(image.content_key))
         host.answers["/a.png"] = answer(OTHER)
         with pytest.raises(BlobLost):
             await found.read(image)

@@ -10,7 +10,8 @@ from support.fetchers import Names, failure, fetcher
 from support.picture_host import Asked, PictureHost, answer, picture_host
 from support.pictures import encode, exif_block, gradient
 
-from k3_fetcher.records import bytes_key, url_key
+from k3_fetcher.records import url_key
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.memory_store import MemoryBlobStore
 from k3wire.errors import (
     ImageError,
@@ -60,7 +61,7 @@ async def test_a_hit_says_what_it_saved_and_where_the_bytes_are(host: PictureHos
         assert first.report.saved_ns == 0
         assert 0 < second.report.saved_ns < first.report.duration_ns
         assert (second.report.num_items, second.report.num_hits) == (1, 1)
-        assert await found.store.get(bytes_key(second.image.content_key)) == PICTURE
+        assert await found.store.get(image_bytes_key(second.image.content_key)) == PICTURE
     assert host.num_connections == 1
 
 
@@ -193,6 +194,20 @@ async def test_fet_21_what_must_not_be_stored_is_asked_for_each_time(host: Pictu
         assert await found.store.get(record_key(host)) is None
     assert len(host.asked) == 2
     assert "if-none-match" not in host.asked[1].headers
+
+
+async def test_without_the_tier_every_request_downloads_and_the_bytes_still_get_through(
+    host: PictureHost,
+) -> None:
+    host.answers["/a.png"] = answer(PICTURE, ETag="1", Cache_Control="max-age=60")
+    async with fetcher() as warm:
+        await warm.resolve(host.url("/a.png"))
+        # A record that others left is not gone by either.
+        async with fetcher(store=warm.store, keeps_images=False) as found:
+            replies = [await found.resolve(host.url("/a.png")) for _ in range(2)]
+            assert outcomes(*replies) == [("miss", "downloaded")] * 2
+            assert len(host.asked) == 3
+            assert (await found.read(replies[0].image)).report.outcome == "hit"
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64,AAAA", "DATA:,x"])

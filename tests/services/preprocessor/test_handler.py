@@ -11,12 +11,12 @@ import pytest
 from support.pictures import encode, gradient
 from support.preprocess_stage import CONFIG, OTHER, PICTURE, Stage, open_stage
 
-from k3_preprocessor.sources import store_key
 from k3core.engine.host_memory import HostMemory
 from k3core.transfer.base import Region
 from k3core.transfer.memory import MemoryObjectStore
 from k3text.images.geometry import plan
 from k3text.images.keys import content_key, feature_key
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.errors import (
     BlobLost,
     Cancelled,
@@ -70,7 +70,7 @@ async def test_the_second_request_is_a_local_hit_that_saves_the_measured_cost(
 ) -> None:
     await stage.put(PICTURE)
     await stage.ask(stage.request(PICTURE))
-    await stage.blobs.delete(store_key(content_key(PICTURE)))
+    await stage.blobs.delete(image_bytes_key(content_key(PICTURE)))
     stage.wipe()
     reply = await stage.ask(stage.request(PICTURE))
     stage.check(reply, PICTURE)
@@ -144,7 +144,7 @@ async def test_the_holder_of_a_data_url_is_asked_and_the_fetcher_is_not(stage: S
 
 
 async def test_wrong_bytes_in_l1_are_not_believed(stage: Stage) -> None:
-    await stage.blobs.put(store_key(content_key(PICTURE)), OTHER, ttl_s=60)
+    await stage.blobs.put(image_bytes_key(content_key(PICTURE)), OTHER, ttl_s=60)
     with pytest.raises(BlobLost):
         await stage.ask(stage.request(PICTURE))
     await stage.serve_fetcher(PICTURE, PieceHolder("fetcher.pieces"))
@@ -176,7 +176,7 @@ async def test_a_damaged_picture_is_decoded_once_and_refused_again_without_its_b
         with pytest.raises(ImageParseError) as raised:
             await stage.ask(stage.request(cut_off))
         messages.append(raised.value.message)
-        await stage.blobs.delete(store_key(content_key(cut_off)))
+        await stage.blobs.delete(image_bytes_key(content_key(cut_off)))
     assert messages[0] == messages[1]
 
 

@@ -15,7 +15,6 @@ from support.nats_server import nats_server
 from support.preprocess_stage import CONFIG, PICTURE, request_for
 from support.redis_server import redis_server
 
-from k3_preprocessor.sources import store_key
 from k3core.engine.host_memory import HostMemory
 from k3core.transfer.base import Region
 from k3core.transfer.mooncake import MooncakeTransferEngine
@@ -23,6 +22,7 @@ from k3core.transfer.system_libraries import preload
 from k3text.images.keys import content_key
 from k3text.images.processor import process
 from k3wire import subjects
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.redis_store import RedisBlobStore
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.base import BufferSpan
@@ -69,7 +69,7 @@ async def test_a_process_delivers_over_mooncake_and_its_successor_finds_the_patc
             "K3_PREPROCESSOR_WORKERS": "1",
         }
         blobs = RedisBlobStore.open(redis_url)
-        await blobs.put(store_key(content_key(PICTURE)), PICTURE, ttl_s=60)
+        await blobs.put(image_bytes_key(content_key(PICTURE)), PICTURE, ttl_s=60)
         await blobs.close()
         bus = await NatsBus.connect(nats_url, "test")
         directory = Directory()

@@ -36,7 +36,7 @@ async def run(settings: EncoderSettings) -> None:
         )
         stack.push_async_callback(transfer.close)
         store: MooncakeStore | None = None
-        if settings.mooncake_master:
+        if settings.mooncake_master and settings.cache_bytes:
             store = MooncakeStore(
                 settings.mooncake_master, settings.transfer_host, settings.transfer_protocol
             )
@@ -62,7 +62,8 @@ async def run_worker(
             runtime.not_ready("the checkpoint has no vision tower")
             await runtime.run()
             return
-        cache_room, pixel_room = Room(settings.cache_bytes), Room(settings.pixel_bytes)
+        # No memory of no bytes can be mapped; one byte holds no embedding, and that is the tier off.
+        cache_room, pixel_room = Room(max(1, settings.cache_bytes)), Room(settings.pixel_bytes)
         for room in (cache_room, pixel_room):
             await transfer.register(Region(room.memory.address, room.memory.size_bytes))
         if store is not None:

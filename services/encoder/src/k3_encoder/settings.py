@@ -26,7 +26,12 @@ class EncoderSettings(CommonSettings, frozen=True, kw_only=True):
         int, Setting("K3_ENCODER_THREADS", "Processor threads of the tower; 0: one a core.")
     ] = 0
     cache_bytes: Annotated[
-        int, Setting("K3_ENCODER_CACHE", "Memory for embeddings (tier L3).", "bytes")
+        int,
+        Setting(
+            "K3_ENCODER_CACHE",
+            "Memory for embeddings (tier L3); 0 turns the tier off, its shared level too.",
+            "bytes",
+        ),
     ] = 256 * 1024 * 1024
     pixel_bytes: Annotated[
         int, Setting("K3_ENCODER_PIXELS", "Memory for patches on their way in.", "bytes")

@@ -19,10 +19,11 @@ from opentelemetry import trace
 from k3_fetcher.download import Downloaded, Downloader, DownloadFailed
 from k3_fetcher.freshness import read_freshness
 from k3_fetcher.gate import Gate
-from k3_fetcher.records import LOOP_BYTES, ImageRecords, UrlRecord, bytes_key, hash_bytes, url_key
+from k3_fetcher.records import LOOP_BYTES, ImageRecords, UrlRecord, hash_bytes, url_key
 from k3_fetcher.settings import FetcherSettings
 from k3_fetcher.urls import ImageUrl, parse_url
 from k3text.images.header import ImageHeader, ImageLimits, read_header
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.single_flight import SingleFlight
 from k3wire.errors import BlobLost, Cancelled, ImageError, SlowDown, from_info
 from k3wire.messages.base import BlobRef, Outcome, StageReport
@@ -167,7 +168,7 @@ class FetcherHandler:
             num_hits=int(is_hit),
             detail="read again",
         )
-        blob = self._hand_out(key, data, bytes_key(key) if is_stored else "")
+        blob = self._hand_out(key, data, image_bytes_key(key) if is_stored else "")
         _note(report)
         return ReadReply(blob=blob, report=report)
 
@@ -203,7 +204,7 @@ class FetcherHandler:
     async def _find(self, url: ImageUrl, tenant: str) -> _Found:
         self.gate.check_lists(url.host, "")
         key = url_key(url.text, tenant)
-        record = await self.records.find(key)
+        record = await self.records.find(key) if self.settings.keeps_images else None
         if record is not None and record.is_fresh and self.gate.permits_again(record.hops):
             return _Found(record, "hit", "fresh")
         return await self._flights.run(key, lambda: self._download_once(url, key, record))
@@ -265,6 +266,7 @@ class FetcherHandler:
     ) -> tuple[UrlRecord, bytes]:
         settings = self.settings
         fresh = read_freshness(found.headers, settings.default_ttl_s, settings.max_ttl_s)
+        is_storable = fresh.is_storable and settings.keeps_images
         header = await self._read_header(found.data)
         record = UrlRecord(
             content_key=await hash_bytes(found.data),
@@ -279,8 +281,8 @@ class FetcherHandler:
             hops=found.hops,
             cost_ns=time.perf_counter_ns() - started_ns,
         )
-        await self.records.keep_bytes(record.content_key, found.data, is_storable=fresh.is_storable)
-        if fresh.is_storable:
+        await self.records.keep_bytes(record.content_key, found.data, is_storable=is_storable)
+        if is_storable:
             await self.records.keep(key, record)
         else:
             await self.records.forget(key)

@@ -15,6 +15,7 @@ from k3_fetcher.gate import Hop
 from k3text.images.keys import content_key
 from k3wire.blobs.base import BlobStore
 from k3wire.blobs.byte_lru import ByteLru
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.memory_store import MemoryBlobStore
 from k3wire.errors import ErrorInfo, TierUnavailable
 
@@ -84,11 +85,6 @@ def url_key(url: str, tenant: str) -> str:
     """L1's key of a URL; tenants that do not share have other keys."""
     digest = hashlib.sha256(f"{len(tenant)}:{tenant}{url}".encode()).hexdigest()
     return f"l1:url:{digest}"
-
-
-def bytes_key(key: bytes) -> str:
-    """L1's key of an image's bytes."""
-    return f"l1:bytes:{key.hex()}"
 
 
 async def hash_bytes(data: bytes) -> bytes:
@@ -165,7 +161,7 @@ class ImageRecords:
             self._front.put(key, data)
         ttl_s = self._bytes_ttl_s if is_storable else UNSTORABLE_LIFE_S
         try:
-            await self._store.put(bytes_key(key), data, ttl_s=ttl_s)
+            await self._store.put(image_bytes_key(key), data, ttl_s=ttl_s)
         except TierUnavailable:
             return False
         return True
@@ -177,7 +173,7 @@ class ImageRecords:
     async def read_store(self, key: bytes) -> bytes | None:
         """Reads an image's bytes from the store; wrong ones are as good as none."""
         try:
-            data = await self._store.get(bytes_key(key))
+            data = await self._store.get(image_bytes_key(key))
         except TierUnavailable:
             return None
         if data is None or await hash_bytes(data) != key:

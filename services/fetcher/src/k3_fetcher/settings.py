@@ -77,6 +77,13 @@ class FetcherSettings(CommonSettings, frozen=True, kw_only=True):
     max_downloads_per_host: Annotated[
         int, Setting("K3_FETCHER_MAX_DOWNLOADS_PER_HOST", "Downloads at once from one host.")
     ] = 8
+    keeps_images: Annotated[
+        bool,
+        Setting(
+            "K3_FETCHER_L1",
+            "Whether images are kept (tier L1); off: every request downloads its own.",
+        ),
+    ] = True
     front_bytes: Annotated[
         int, Setting("K3_FETCHER_FRONT", "Images kept in this process, before L1.", "bytes")
     ] = 64 * 1024 * 1024

@@ -20,6 +20,7 @@ from k3text.images.header import ImageLimits, read_header
 from k3text.images.keys import content_key, feature_key
 from k3wire import subjects
 from k3wire.blobs.base import BlobStore
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.bus.base import Bus
 from k3wire.errors import TierUnavailable
 from k3wire.messages.base import StageReport
@@ -33,11 +34,6 @@ MAX_AT_ONCE = 8
 
 RESOLVE_TIMEOUT_S = 30.0
 """All downloads of a request together."""
-
-
-def bytes_key(key: bytes) -> str:
-    """L1's key of an image's encoded bytes."""
-    return f"l1:bytes:{key.hex()}"
 
 
 @dataclass(slots=True)
@@ -140,11 +136,11 @@ class ImageResolver:
         data = decode_data_url(image.url, self.max_image_bytes, image.param)
         header = read_header(data, limits, param=image.param)
         key = content_key(data)
-        self.pieces.hold(data, digest=key, store_key=bytes_key(key))
+        self.pieces.hold(data, digest=key, store_key=image_bytes_key(key))
         held.append(key)
         outcome, detail = "bypass", "unavailable"
         with contextlib.suppress(TierUnavailable):
-            is_new = await self.store.put_if_absent(bytes_key(key), data, ttl_s=self.ttl_s)
+            is_new = await self.store.put_if_absent(image_bytes_key(key), data, ttl_s=self.ttl_s)
             outcome, detail = ("miss", "stored") if is_new else ("hit", "shared")
         ref = ImageRef(
             content_key=key,

@@ -42,7 +42,7 @@ async def run(settings: PreprocessorSettings) -> None:
         stack.push_async_callback(engine.close)
         windows = Windows(settings.window_bytes, settings.num_windows)
         store: MooncakeStore | None = None
-        if settings.mooncake_master:
+        if settings.mooncake_master and settings.cache_bytes:
             store = MooncakeStore(
                 settings.mooncake_master, settings.transfer_host, settings.transfer_protocol
             )

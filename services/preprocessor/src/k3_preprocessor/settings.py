@@ -57,7 +57,12 @@ class PreprocessorSettings(CommonSettings, frozen=True, kw_only=True):
         ),
     ] = ("image/jpeg", "image/png", "image/gif", "image/webp")
     cache_bytes: Annotated[
-        int, Setting("K3_PREPROCESSOR_CACHE", "Memory for patches (tier L2).", "bytes")
+        int,
+        Setting(
+            "K3_PREPROCESSOR_CACHE",
+            "Memory for patches (tier L2); 0 turns the tier off, its shared level too.",
+            "bytes",
+        ),
     ] = 256 * 1024 * 1024
     window_bytes: Annotated[
         int,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from k3text.images.keys import content_key
 from k3wire import subjects
 from k3wire.blobs.base import BlobStore
+from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.bus.base import Bus
 from k3wire.errors import BlobLost, TierUnavailable
 from k3wire.messages.base import BlobRef, StageReport
@@ -22,11 +23,6 @@ logger = logging.getLogger(__name__)
 
 LOOP_BYTES = 256 * 1024
 """Bytes that are hashed on the event loop; about a fifth of a millisecond."""
-
-
-def store_key(content: bytes) -> str:
-    """Gives the key of an image's bytes in tier L1."""
-    return f"l1:bytes:{content.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class ByteSource:
         if self.store is None:
             return None
         try:
-            data = await self.store.get(store_key(image.content_key))
+            data = await self.store.get(image_bytes_key(image.content_key))
         except TierUnavailable:
             return None
         if data is None or await _digest(data) == image.content_key:

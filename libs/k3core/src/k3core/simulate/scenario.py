@@ -54,7 +54,7 @@ class Track:
     forwards: list[int] = field(default_factory=list[int])
     exported: list[int] = field(default_factory=list[int])
     output: list[int] = field(default_factory=list[int])
-    encoder_runs: list[str] = field(default_factory=list[str])
+    encoder_runs: list[str | int] = field(default_factory=list[str | int])
 
 
 class ScenarioRunner:

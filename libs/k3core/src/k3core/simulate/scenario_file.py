@@ -277,5 +277,8 @@ def _segment(value: Json, where: str) -> Segment:
     if set(found) == {"mark"}:
         return Mark()
     if set(found) == {"image", "tokens"}:
-        return Image(str(found["image"]), whole(found["tokens"], where, 1))
+        name = found["image"]
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise ScenarioError(f"{where}: a picture's id is a text or a number, not {name!r}")
+        return Image(name, whole(found["tokens"], where, 1))
     raise ScenarioError(f"{where}: a segment is a slice, a picture or a mark, not {value!r}")

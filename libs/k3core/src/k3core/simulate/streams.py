@@ -27,7 +27,7 @@ class Slice:
 class Image:
     """Placeholders bound to a picture."""
 
-    name: str
+    name: str | int
     tokens: int
 
 
@@ -55,7 +55,7 @@ class Text:
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     content: "array[int]" = field(default_factory=lambda: array("q"))
     images: list[ImageSpan] = field(default_factory=list[ImageSpan])
-    image_names: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    image_names: dict[bytes, str | int] = field(default_factory=dict[bytes, str | int])
     markers: list[int] = field(default_factory=list[int])
 
 
@@ -98,9 +98,9 @@ class Streams:
         return text
 
 
-def image_key(name: str) -> bytes:
+def image_key(name: str | int) -> bytes:
     """Feature key of a picture, 32 bytes."""
-    return sha256(b"picture\0" + name.encode()).digest()
+    return sha256(b"picture\0" + str(name).encode()).digest()
 
 
 def image_content(key: bytes, first: int, count: int) -> "array[int]":

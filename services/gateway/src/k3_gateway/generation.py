@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import msgspec
 
@@ -34,6 +35,7 @@ from k3wire.messages.sampling import SamplingParams
 from k3wire.service.directory import Directory
 from k3wire.service.pieces import PieceHolder
 from k3wire.telemetry import metrics
+from k3wire.telemetry.ledger import Ledger, build_ledger
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,16 @@ CANCELLED_STAGES: tuple[Stage, ...] = ("prefill", "decode", "encoder", "preproce
 
 ATTEMPT_STAGES: tuple[Stage, ...] = ("prefill", "decode")
 """Who hears that one attempt is given up for another; these two tell attempts apart."""
+
+SURELY_INLINE_BYTES = 8 * 1024
+"""A prompt of text with fewer bytes of ids is sent inline without being measured: one with as
+many marks, five bytes each at most, as ids is still under the limit."""
+
+SILENCE: Final = "silence"
+"""In place of a batch: nothing came for as long as the reader wanted to wait."""
+
+Batch = list[Event] | Literal["silence"]
+"""What a client may see of one delta, which may be nothing, or that no delta came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +150,10 @@ class Generation:
     _attempt: _Attempt | None = None
     _was_sent: bool = False
     _must_end: bool = False
+    _ledger: tuple[int, Ledger] | None = None
 
     async def __aenter__(self) -> "Generation":
-        encoded = encode_prompt(self.order.prompt)
-        if len(encoded) <= MAX_INLINE_PROMPT_BYTES:
-            self._source = PromptSource(inline=self.order.prompt)
-        else:
-            blob = self.fleet.pieces.hold(encoded)
-            self._held_digest = blob.digest
-            self._source = PromptSource(blob=blob)
+        self._source = self._inline_or_held()
         self._digests = prefix_digests(self.order.prompt.token_ids, self.order.cache_salt)
         metrics.REQUESTS_RUNNING.inc()
         self.fleet.running.add(self)
@@ -164,6 +171,29 @@ class Generation:
         if self._held_digest:
             self.fleet.pieces.release(self._held_digest)
 
+    def _inline_or_held(self) -> PromptSource:
+        prompt = self.order.prompt
+        if len(prompt.token_ids) < SURELY_INLINE_BYTES and not prompt.image_slots:
+            return PromptSource(inline=prompt)
+        encoded = encode_prompt(prompt)
+        if len(encoded) <= MAX_INLINE_PROMPT_BYTES:
+            return PromptSource(inline=prompt)
+        blob = self.fleet.pieces.hold(encoded)
+        self._held_digest = blob.digest
+        return PromptSource(blob=blob)
+
+    def ledger(self) -> Ledger | None:
+        """What the time to the first token was spent on; None before there is one."""
+        if not self.first_token_unix_ns:
+            return None
+        num_reports = len(self.answer.reports)
+        if self._ledger is None or self._ledger[0] != num_reports:
+            found = build_ledger(
+                self.answer.reports, self.order.arrival_unix_ns, self.first_token_unix_ns
+            )
+            self._ledger = (num_reports, found)
+        return self._ledger[1]
+
     async def _cancel(self, attempt: int | None = None) -> None:
         cancel = Cancel(request_id=self.order.request_id, attempt=attempt)
         for stage in CANCELLED_STAGES if attempt is None else ATTEMPT_STAGES:
@@ -172,15 +202,18 @@ class Generation:
             except K3Error:
                 logger.warning("cancel not sent", extra={"stage": stage})
 
-    async def events(self) -> AsyncGenerator[list[Event], None]:
+    async def events(self, silence_s: float | None = None) -> AsyncGenerator[Batch, None]:
         """Yields what a client may see, a batch for each delta; batches may be empty.
+
+        Args:
+            silence_s: yield `SILENCE` when no delta came for so long; None: never.
 
         Raises:
             K3Error: the request failed; nothing more comes.
         """
         for number in range(MAX_ATTEMPTS):
             try:
-                async for batch in self._try(number):
+                async for batch in self._try(number, silence_s):
                     yield batch
                 return
             except K3Error as error:
@@ -214,16 +247,18 @@ class Generation:
             # Prefill says so of its decode worker; a living one is back with its next beat.
             self.fleet.directory.suspect(attempt.decode.worker_id)
 
-    async def _try(self, number: int) -> AsyncGenerator[list[Event], None]:
+    async def _try(self, number: int, silence_s: float | None) -> AsyncGenerator[Batch, None]:
         attempt = await self._dispatch(number)
         loop = asyncio.get_running_loop()
-        left_s = (self.order.deadline_unix_ns - time.time_ns()) / 1e9
-        async for delta in attempt.stream.deltas(loop.time() + left_s):
+        deadline_s = loop.time() + (self.order.deadline_unix_ns - time.time_ns()) / 1e9
+        while not self.answer.is_ended:
+            delta = await attempt.stream.next(deadline_s, silence_s)
+            if delta is None:
+                yield SILENCE
+                continue
             if delta.token_ids and not self.first_token_unix_ns:
                 self.first_token_unix_ns = time.time_ns()
             yield self.answer.feed(delta)
-            if self.answer.is_ended:
-                return
 
     async def _dispatch(self, number: int) -> _Attempt:
         prefill, decode = await self._route()

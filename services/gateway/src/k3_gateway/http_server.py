@@ -1,15 +1,17 @@
 """uvicorn as this gateway runs it: drained by the chassis, and with bounds on a request's head.
 
 Bodies are bounded where they are read. Heads are uvicorn's: its fast parser takes headers of any
-length and waits for them for ever, so both are bounded here, before a route is known.
+length and waits for them for ever, so both are bounded here, before a route is known. What one
+turn of the event loop writes to a connection leaves in one system call.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Generator
+from typing import Any, cast
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from k3_gateway.openai.errors import error_body
@@ -34,6 +36,64 @@ class Server(uvicorn.Server):
         yield
 
 
+MAX_HELD_BYTES = 64 * 1024
+"""Bytes that wait for the end of a turn; more are written at once, so that the socket's own limits
+hold a fast writer back."""
+
+
+class GatheringTransport:
+    """A transport whose writes of one turn of the loop are one system call.
+
+    A stream's head, its first chunk and its end are often written in the same turn; each call of
+    its own would wake the client, which costs more than making the bytes.
+    """
+
+    def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        """Wraps an open transport."""
+        self._inner = inner
+        self._loop = loop
+        self._held: list[bytes] = []
+        self._num_held_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Takes bytes; they leave when this turn ends."""
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+        self._num_held_bytes += len(data)
+        if self._num_held_bytes > MAX_HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held, if anybody still reads it."""
+        if not self._held:
+            return
+        held, self._held, self._num_held_bytes = self._held, [], 0
+        if not self._inner.is_closing():
+            self._inner.write(held[0] if len(held) == 1 else b"".join(held))
+
+    def close(self) -> None:
+        """Writes what is held and closes."""
+        self.flush()
+        self._inner.close()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed or about to be."""
+        return self._inner.is_closing()
+
+    def pause_reading(self) -> None:
+        """Reads no more for now."""
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads on."""
+        self._inner.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Gives what the inner one knows; `Any` as in asyncio."""
+        return self._inner.get_extra_info(name, default)
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection."""
 
@@ -46,7 +106,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begins to wait for a head."""
-        super().connection_made(transport)
+        # uvicorn asks its transport for these few methods and nothing else.
+        super().connection_made(cast(asyncio.Transport, GatheringTransport(transport, self.loop)))
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -108,7 +169,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
 
-def make_server(app: FastAPI, host: str, port: int, grace_s: float) -> Server:
+def make_server(app: ASGIApp, host: str, port: int, grace_s: float) -> Server:
     """Makes the server.
 
     Args:
@@ -126,6 +187,8 @@ def make_server(app: FastAPI, host: str, port: int, grace_s: float) -> Server:
             ws="none",
             log_config=None,
             access_log=False,
+            # Nothing here asks for the client's address.
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(grace_s),
         )

@@ -6,6 +6,7 @@ delivered is not delivered twice; a position that stays missing ends the request
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -42,9 +43,8 @@ class TokenStream:
     request_id: str
     attempt: int
     next_position: int = 0
-    _queue: asyncio.Queue[TokenDelta] = field(
-        default_factory=lambda: asyncio.Queue(MAX_QUEUED_DELTAS)
-    )
+    _queue: deque[TokenDelta] = field(default_factory=deque[TokenDelta])
+    _reader: asyncio.Future[None] | None = None
     _held: dict[int, TokenDelta] = field(default_factory=dict[int, TokenDelta])
     _is_ended: bool = False
 
@@ -73,22 +73,28 @@ class TokenStream:
             if not fresh and delta.finish_reason is None:
                 return
             delta = msgspec.structs.replace(delta, position=self.next_position, token_ids=fresh)
-        if self._queue.full():
+        if len(self._queue) >= MAX_QUEUED_DELTAS:
             self.fail(WorkerLost(LOST_TEXT))
             return
         self.next_position += len(delta.token_ids)
         self._is_ended = delta.finish_reason is not None
-        self._queue.put_nowait(delta)
+        self._queue.append(delta)
+        self._wake()
 
     def _end_gap(self, position: int) -> None:
         if self._held and self.next_position == position:
             self.fail(WorkerLost(LOST_TEXT))
 
     def _end(self, last: TokenDelta) -> None:
-        while not self._queue.empty() and self._queue.qsize() >= MAX_QUEUED_DELTAS:
-            self._queue.get_nowait()
+        while self._queue and len(self._queue) >= MAX_QUEUED_DELTAS:
+            self._queue.popleft()
         self._is_ended = True
-        self._queue.put_nowait(last)
+        self._queue.append(last)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def fail(self, error: K3Error) -> None:
         """Ends the stream from this side, as when its worker is found dead."""
@@ -113,17 +119,48 @@ class TokenStream:
             K3Error: what the worker reported, or `WorkerLost` for a lost frame.
         """
         while True:
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    delta = await self._queue.get()
-            except TimeoutError as error:
-                text = "The answer took longer than the request allows"
-                raise DeadlineExceeded(text) from error
-            if delta.error is not None:
-                raise from_info(delta.error)
+            delta = await self.next(deadline_s)
+            assert delta is not None, "without a bound on silence there is always a delta"
             yield delta
             if delta.finish_reason is not None:
                 return
+
+    async def next(self, deadline_s: float, silence_s: float | None = None) -> TokenDelta | None:
+        """Gives the next delta; not to be called after the one that finishes.
+
+        Args:
+            deadline_s: event-loop time after which to give up.
+            silence_s: how long to wait at most; None: till the deadline.
+
+        Returns:
+            None if nothing came within `silence_s`.
+
+        Raises:
+            DeadlineExceeded: the deadline passed.
+            K3Error: what the worker reported, or `WorkerLost` for a lost frame.
+        """
+        if not self._queue:
+            await self._wait(deadline_s, silence_s)
+        if not self._queue:
+            if silence_s is not None and asyncio.get_running_loop().time() < deadline_s:
+                return None
+            raise DeadlineExceeded("The answer took longer than the request allows")
+        delta = self._queue.popleft()
+        if delta.error is not None:
+            raise from_info(delta.error)
+        return delta
+
+    async def _wait(self, deadline_s: float, silence_s: float | None) -> None:
+        # A future and a timer: a time-out block around a queue costs a token three times as much.
+        loop = asyncio.get_running_loop()
+        until_s = deadline_s if silence_s is None else min(deadline_s, loop.time() + silence_s)
+        self._reader = loop.create_future()
+        timer = loop.call_at(until_s, self._wake)
+        try:
+            await self._reader
+        finally:
+            timer.cancel()
+            self._reader = None
 
 
 class TokenInbox:

@@ -4,43 +4,59 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from opentelemetry.trace import Span
 from starlette.requests import ClientDisconnect
 
 from k3_gateway.admission import Admission
 from k3_gateway.chat_request import bodies
-from k3_gateway.generation import Generation
+from k3_gateway.generation import SILENCE, Generation
 from k3_gateway.openai.auth import KeyRing
-from k3_gateway.openai.chunks import DONE, KEEP_ALIVE, BodyBuilder, ChunkEncoder, Usage
+from k3_gateway.openai.chunks import BodyBuilder, Usage
+from k3_gateway.openai.event_stream import (
+    STREAM_HEADERS,
+    Batches,
+    Close,
+    EventStream,
+    write_stream,
+)
+from k3_gateway.openai.presence import Presence
 from k3_gateway.pipeline import Pipeline, Prepared
-from k3text.parsers.events import Event
-from k3wire.errors import Cancelled, InternalError, K3Error, RequestTimeout
+from k3wire.errors import Cancelled, K3Error, RequestTimeout
 from k3wire.telemetry import metrics
-from k3wire.telemetry.ledger import Ledger, build_ledger, server_timing
+from k3wire.telemetry.ledger import server_timing
 from k3wire.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 FIRST_BATCH_WAIT_S = 10.0
 """How long the status line waits for the first token, so that early failures have a status."""
 
-STREAM_HEADERS = {
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+
+class ResponseHeaders(Protocol):
+    """Headers that may be added to: starlette's, or a dictionary."""
+
+    def __setitem__(self, name: str, value: str, /) -> None:
+        """Sets a header; the name is in lower case."""
+        ...
 
 
-Close = Callable[[str], Awaitable[None]]
-"""Frees everything a stream holds, given how it ended; safe twice."""
+class HttpResponse(Protocol):
+    """What a route sends. Implementations: starlette's `Response` and `EventStream`."""
+
+    @property
+    def headers(self) -> ResponseHeaders:
+        """Of the response; may be added to until it is called."""
+        ...
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Sends it; the types are ASGI's, which no two libraries declare alike."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,7 @@ class ChatAnswer:
         close: of a stream; None if nothing is held any more.
     """
 
-    response: Response
+    response: HttpResponse
     close: Close | None = None
 
 
@@ -87,35 +103,47 @@ class ChatService:
             K3Error: anything that ends the request before its status line.
         """
         arrival_unix_ns = time.time_ns()
-        tenant = self.keys.authenticate(request.headers)
-        bodies.check_headers(request.headers, self.max_body_bytes)
+        # Looked up often, and starlette searches its list each time; the first of a name counts.
+        headers = dict(reversed(request.headers.items()))
+        tenant = self.keys.authenticate(headers)
+        bodies.check_headers(headers, self.max_body_bytes)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.admission.slot())
-            span = self.tracing.begin("gateway chat", request.headers)
+            span = self.tracing.begin("gateway chat", headers)
             stack.callback(span.end)
             span.set_attribute("k3.request_id", request_id)
             body = await self._read(request)
             stack.enter_context(self.admission.budget(len(body)))
             preparing = self.pipeline.prepare(body, tenant, request_id, arrival_unix_ns)
-            return await _while_there(request, self._answer(stack, preparing, span))
+            presence = Presence(request.receive)
+            try:
+                with presence:
+                    answer = await self._answer(stack, preparing, span, presence)
+            except BaseException:
+                presence.close()
+                raise
+            if answer.close is None:
+                presence.close()
+            return answer
 
     async def _answer(
         self,
         stack: contextlib.AsyncExitStack,
         preparing: contextlib.AbstractAsyncContextManager[Prepared],
         span: Span,
+        presence: Presence,
     ) -> ChatAnswer:
         prepared = await stack.enter_async_context(preparing)
         generation = await stack.enter_async_context(self.pipeline.start(prepared))
         if not prepared.options.is_stream:
             return ChatAnswer(await _whole(prepared, generation, span))
-        batches = _Batches(generation)
+        batches = Batches(generation, self.keep_alive_s)
         await batches.wait_first(FIRST_BATCH_WAIT_S)
         # From here on `close` owns everything that is open.
         close = self._closer(generation, batches, span, stack.pop_all())
-        response = StreamingResponse(
-            _stream(prepared, generation, batches, self.keep_alive_s, close),
-            media_type="text/event-stream; charset=utf-8",
+        response = EventStream(
+            chunks=write_stream(prepared, generation, batches, _usage, close),
+            presence=presence,
             headers=STREAM_HEADERS | _timing(generation),
         )
         return ChatAnswer(response, close)
@@ -123,7 +151,7 @@ class ChatService:
     def _closer(
         self,
         generation: Generation,
-        batches: "_Batches",
+        batches: Batches,
         span: Span,
         stack: contextlib.AsyncExitStack,
     ) -> Close:
@@ -141,6 +169,10 @@ class ChatService:
             if is_closed:
                 return
             is_closed = True
+            if code == "ok" and not generation.answer.has_stopped_early:
+                # Everything has ended by itself: nothing in there waits, or could be interrupted.
+                await close_all(code)
+                return
             # The server cancels every await of a client that left; a task of its own is spared.
             task = asyncio.get_running_loop().create_task(close_all(code))
             self.closing.add(task)
@@ -159,40 +191,14 @@ class ChatService:
             raise Cancelled("The client left") from error
 
 
-async def _while_there(request: Request, work: Coroutine[None, None, T]) -> T:
-    """Does the work as long as the client is there; only a response being sent is watched by the server.
-
-    Raises:
-        Cancelled: the client left; the work was cancelled and has ended.
-    """
-    loop = asyncio.get_running_loop()
-    working = loop.create_task(work)
-    gone = loop.create_task(_client_gone(request))
-    try:
-        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Cancelled("The client left")
-        return working.result()
-    finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.wait([working, gone])
-        if not working.cancelled():
-            # What went wrong while it was being cancelled interests nobody any more.
-            working.exception()
-
-
-async def _client_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _whole(prepared: Prepared, generation: Generation, span: Span) -> Response:
     code = Cancelled.code
     builder = BodyBuilder()
     try:
         async with contextlib.aclosing(generation.events()) as batches:
             async for batch in batches:
+                if batch == SILENCE:
+                    continue
                 for event in batch:
                     builder.add(event)
         code = "ok"
@@ -218,123 +224,20 @@ async def _whole(prepared: Prepared, generation: Generation, span: Span) -> Resp
     )
 
 
-class _Batches:
-    """The event batches of a generation, read by a task so that waiting can be bounded."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._iterator = generation.events()
-        self._first: asyncio.Task[list[Event] | None] | None = None
-
-    async def _next(self) -> list[Event] | None:
-        return await anext(self._iterator, None)
-
-    async def next(self, wait_s: float) -> list[Event] | None:
-        """Gives the next batch, None at the end.
-
-        Raises:
-            TimeoutError: nothing came in time; call again to go on waiting.
-            K3Error: the generation failed.
-        """
-        if self._first is None:
-            self._first = asyncio.get_running_loop().create_task(self._next())
-        done, _ = await asyncio.wait([self._first], timeout=wait_s)
-        if not done:
-            raise TimeoutError
-        task, self._first = self._first, None
-        return task.result()
-
-    async def wait_first(self, wait_s: float) -> None:
-        """Waits for the first batch and keeps it; silence is fine, failure is not."""
-        if self._first is None:
-            self._first = asyncio.get_running_loop().create_task(self._next())
-        try:
-            await asyncio.wait([self._first], timeout=wait_s)
-        except asyncio.CancelledError:
-            await self.close()
-            raise
-        if self._first.done() and self._first.exception() is not None:
-            task, self._first = self._first, None
-            task.result()
-
-    async def close(self) -> None:
-        """Stops reading; safe twice."""
-        if self._first is not None:
-            task, self._first = self._first, None
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()
-        await self._iterator.aclose()
-
-
-async def _stream(
-    prepared: Prepared,
-    generation: Generation,
-    batches: _Batches,
-    keep_alive_s: float,
-    close: Close,
-) -> AsyncIterator[bytes]:
-    encoder = ChunkEncoder(
-        prepared.request_id,
-        prepared.options.model,
-        prepared.fingerprint,
-        prepared.created_s,
-        has_usage=prepared.options.has_usage_chunk,
-    )
-    code = Cancelled.code
-    try:
-        yield encoder.first()
-        while True:
-            try:
-                batch = await batches.next(keep_alive_s)
-            except TimeoutError:
-                yield KEEP_ALIVE
-                continue
-            if batch is None:
-                break
-            chunk = b"".join(map(encoder.event, batch))
-            if chunk:
-                yield chunk
-        usage = _usage(generation)
-        yield encoder.last(generation.answer.finish, usage) + encoder.usage(usage) + DONE
-        code = "ok"
-    except K3Error as error:
-        code = error.code
-        yield encoder.error(error)
-    except Exception:
-        # After the status line only the stream itself can tell that something broke.
-        logger.exception("stream failed", extra={"request": prepared.request_id})
-        code = InternalError.code
-        yield encoder.error(InternalError("Something went wrong on our side"))
-    finally:
-        await close(code)
-
-
-def _ledger(generation: Generation) -> Ledger | None:
-    if not generation.first_token_unix_ns:
-        return None
-    return build_ledger(
-        generation.answer.reports,
-        generation.order.arrival_unix_ns,
-        generation.first_token_unix_ns,
-    )
-
-
 def _timing(generation: Generation) -> dict[str, str]:
-    ledger = _ledger(generation)
+    ledger = generation.ledger()
     return {"server-timing": server_timing(ledger)} if ledger else {}
 
 
 def _usage(generation: Generation) -> Usage:
     answer = generation.answer
-    ledger = _ledger(generation)
     return Usage(
         num_prompt_tokens=generation.order.num_prompt_tokens,
         num_cached_tokens=answer.num_cached_tokens or 0,
         num_image_tokens=sum(slot.num_tokens for slot in generation.order.prompt.image_slots),
         num_output_tokens=answer.num_output_tokens,
         num_reasoning_tokens=answer.num_reasoning_tokens,
-        ledger=msgspec.to_builtins(ledger) if ledger else None,
+        ledger=generation.ledger(),
     )
 
 
@@ -352,7 +255,7 @@ def _note_span(span: Span, generation: Generation, code: str) -> None:
     )
     if code != "ok":
         span.set_attribute("error.type", code)
-    ledger = _ledger(generation)
+    ledger = generation.ledger()
     if ledger is not None:
         span.set_attribute("k3.ledger", msgspec.json.encode(ledger).decode())
 

@@ -19,6 +19,7 @@ from k3text.parsers.events import (
     ToolCallStart,
 )
 from k3wire.errors import K3Error
+from k3wire.telemetry.ledger import Ledger
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -41,7 +42,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag="usage"):
     num_image_tokens: int
     num_output_tokens: int
     num_reasoning_tokens: int
-    ledger: dict[str, object] | None = None
+    ledger: Ledger | None = None
 
     def body(self) -> dict[str, object]:
         """Gives OpenAI's usage object, with Moonshot's and our additions."""

@@ -80,14 +80,14 @@ class TextModel(nn.Module):
             # A chunk before the prompt's last one wants no logits at all.
             empty = state.stream.new_empty(0, self.config.vocab_size, dtype=torch.float32)
             return ForwardOutput(logits=empty, taps=tapped)
-        last = DepthState(state.stream[rows], [snapshot[rows] for snapshot in state.snapshots])
-        return ForwardOutput(logits=self._head(last), taps=tapped)
+        return ForwardOutput(logits=self._head(_rows_of(state, rows)), taps=tapped)
 
     def forward_dense(
         self,
         token_ids_BT: torch.Tensor,
         image_rows: torch.Tensor | None = None,
         image_embeds: torch.Tensor | None = None,
+        logits_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run whole sequences without a cache, differentiably; for training.
 
@@ -95,9 +95,11 @@ class TextModel(nn.Module):
             token_ids_BT: [B, T], int64; every row starts from zero states.
             image_rows: [M], int64, rows of the flattened [B * T] to replace, or None.
             image_embeds: [M, D], the replacing rows, or None.
+            logits_rows: [R], int64, the only rows of the flattened [B * T] whose logits are
+                wanted, or None for all.
 
         Returns:
-            Logits [B, T, vocabulary], float32.
+            Logits [B, T, vocabulary], or [R, vocabulary] if rows are named; float32.
         """
         shape = token_ids_BT.shape
         state = self._embed(token_ids_BT.flatten(), image_rows, image_embeds)
@@ -105,6 +107,8 @@ class TextModel(nn.Module):
             partial(_attend_dense, layer.attention.forward_dense, shape) for layer in self._layers()
         ]
         self._run_layers(state, attends, frozenset())
+        if logits_rows is not None:
+            return self._head(_rows_of(state, logits_rows))
         return self._head(state).unflatten(0, shape)
 
     def _embed(
@@ -175,6 +179,10 @@ class TextModel(nn.Module):
 
     def _layers(self) -> list[DecoderLayer]:
         return list(self.layers)  # type: ignore[arg-type]  # ModuleList is not generic
+
+
+def _rows_of(state: DepthState, rows: torch.Tensor) -> DepthState:
+    return DepthState(state.stream[rows], [snapshot[rows] for snapshot in state.snapshots])
 
 
 def _attend_dense(attend: _Attend, shape: torch.Size, x_TD: torch.Tensor) -> torch.Tensor:

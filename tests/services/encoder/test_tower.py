@@ -158,6 +158,24 @@ def test_a_cancelled_caller_is_let_go_only_when_its_memory_is_untouched() -> Non
     with_tower(test)
 
 
+def test_a_waiting_job_that_is_cancelled_is_never_computed() -> None:
+    async def test(tower: Tower, watched: Watched) -> None:
+        jobs = [job("held"), job("left", 4, 4), job("wanted", 2, 4)]
+        async with asyncio.TaskGroup() as group:
+            held, left, wanted = await start_behind_gate(group, tower, watched, jobs)
+            left.cancel()
+            await asyncio.sleep(0)
+            watched.gate.set()
+        assert left.cancelled()
+        assert held.result() > 0
+        assert wanted.result() > 0
+        assert [[grid for _, *grid in batch] for batch in watched.batches] == [[[2, 2]], [[2, 4]]]
+        assert not rows_of(jobs[1]).any()
+        assert rows_of(jobs[2]).any()
+
+    with_tower(test)
+
+
 def test_a_checkpoint_without_vision_has_no_tower(tmp_path: Path) -> None:
     config = json.loads((MICRO_A / "config.json").read_text())
     del config["vision_config"]

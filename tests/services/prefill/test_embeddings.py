@@ -86,12 +86,22 @@ def test_all_images_come_at_once_each_in_its_place() -> None:
 
 def test_more_images_than_a_message_holds_go_in_several() -> None:
     async def test(bench: Bench) -> None:
-        slots = [slot(number, 1, url="https://host/" + "x" * 1500) for number in range(40)]
+        slots = [slot(number, 1, url="https://host/" + "x" * 20_000) for number in range(40)]
         found = await bench.desk.fetch("r", slots, deadline())
-        assert len(bench.encoder.requests) > 1
+        assert 1 < max(len(request.items) for request in bench.encoder.requests) < 4
         asked = [item.slot for request in bench.encoder.requests for item in request.items]
         assert sorted(s.feature_key for s in asked) == sorted(s.feature_key for s in slots)
         assert [bytes(view[:1])[0] for view in found.views] == list(range(40))
+
+    with_bench(test)
+
+
+def test_many_images_are_shared_among_the_encoders() -> None:
+    async def test(bench: Bench) -> None:
+        slots = [slot(number, 1) for number in range(20)]
+        found = await bench.desk.fetch("r", slots, deadline())
+        assert sorted(len(request.items) for request in bench.encoder.requests) == [4, 8, 8]
+        assert [bytes(view[:1])[0] for view in found.views] == list(range(20))
 
     with_bench(test)
 

@@ -48,10 +48,13 @@ class TowerJob:
     target: memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Queued:
+    """A job on its way; `is_dropped` is set on the loop and read by the thread."""
+
     job: TowerJob
     done: "asyncio.Future[float]"
+    is_dropped: bool = False
 
 
 class Tower:
@@ -99,16 +102,19 @@ class Tower:
     async def encode(self, job: TowerJob) -> float:
         """Computes one image's embeddings into its target.
 
-        Cancelling does not stop the work: wait for the end before the memory is used again.
+        Cancelling takes back a job that waits, and does not stop one that runs: this coroutine
+        ends when its memory is read and written no more.
 
         Returns:
             seconds of computing, its share of the batch.
         """
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Queued(job, done))
+        queued = _Queued(job, done)
+        self._jobs.put(queued)
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
+            queued.is_dropped = True
             await asyncio.wait([done])
             raise
 
@@ -136,12 +142,22 @@ class Tower:
                     break
                 batch.append(found)
                 tokens += found.job.num_tokens
-            self._run(batch, tokens)
+            self._start(batch)
             if is_last:
                 return
 
-    def _run(self, batch: Sequence[_Queued], num_tokens: int) -> None:
+    def _start(self, queued: Sequence[_Queued]) -> None:
+        """Runs what is still wanted; the rest ends at once."""
+        dropped = [each for each in queued if each.is_dropped]
+        if dropped:
+            self._tell(dropped, [0.0] * len(dropped))
+        wanted = [each for each in queued if not each.is_dropped]
+        if wanted:
+            self._run(wanted)
+
+    def _run(self, batch: Sequence[_Queued]) -> None:
         start_s = time.perf_counter()
+        num_tokens = sum(queued.job.num_tokens for queued in batch)
         try:
             rows = self._forward([queued.job for queued in batch])
             for queued, embeddings in zip(batch, rows, strict=True):
@@ -157,7 +173,7 @@ class Tower:
         """Fails the image at fault; its neighbours in the batch are run again without it."""
         if len(batch) > 1:
             for queued in batch:
-                self._run([queued], queued.job.num_tokens)
+                self._run([queued])
             return
         logger.warning("image not encoded", exc_info=error)
         failure = InternalError("The image could not be encoded")

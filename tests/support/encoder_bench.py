@@ -22,6 +22,7 @@ from k3core.transfer.base import ObjectStore, Region, TransferEngine
 from k3core.transfer.memory import MemoryFabric
 from k3core.weights.loading import LoadOptions
 from k3core.weights.vision_loading import load_vision_model
+from k3wire.blobs.base import BlobStore
 from k3wire.bus.memory import MemoryBus
 from k3wire.messages.base import BufferSpan, StageReport
 from k3wire.messages.encode import EncodeItem, EncodeReply, EncodeRequest
@@ -99,7 +100,11 @@ class Bench:
 
 
 async def open_bench(
-    store: ObjectStore | None, cache_bytes: int, pixel_bytes: int, fabric: MemoryFabric
+    store: ObjectStore | None,
+    cache_bytes: int,
+    pixel_bytes: int,
+    fabric: MemoryFabric,
+    turns: BlobStore | None = None,
 ) -> Bench:
     bus, transfer, own = MemoryBus(), fabric.engine(), fabric.engine()
     memory = HostMemory(1 << 22)
@@ -116,7 +121,7 @@ async def open_bench(
         bus=bus,
         transfer=own,
         tower=tower,
-        shelf=Shelf(cache_room, store, PREFIX),
+        shelf=Shelf(cache_room, store, PREFIX, turns),
         pixel_room=pixel_room,
         worker_id="encoder-test",
         fingerprint="micro",

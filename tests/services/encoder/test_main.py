@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from support.fake_preprocessor import FakePreprocessor, patches_of, slot_of
+from support.fetchers import start
 from support.golden_model import MICRO_A, golden
 from support.mooncake import mooncake_store
 from support.nats_server import nats_server
+from support.redis_server import redis_server
 
 from k3core.engine.host_memory import HostMemory
 from k3core.transfer.base import Region
@@ -57,7 +59,7 @@ async def encoder(environment: dict[str, str]) -> AsyncIterator[asyncio.subproce
             await child.wait()
 
 
-async def ask(bus: NatsBus, session: str, memory: HostMemory) -> EncodeReply:
+async def ask(bus: NatsBus, session: str, memory: HostMemory, request_id: str = "r") -> EncodeReply:
     sizes = [slot.num_tokens * WIDTH * 4 for slot in SLOTS]
     items = [
         EncodeItem(
@@ -70,7 +72,7 @@ async def ask(bus: NatsBus, session: str, memory: HostMemory) -> EncodeReply:
     ]
     deadline_unix_ns = time.time_ns() + int(20e9)
     request = EncodeRequest(
-        request_id="r",
+        request_id=request_id,
         items=tuple(items),
         dtype="float32",
         weights_fingerprint=checkpoint_fingerprint(MICRO_A),
@@ -127,6 +129,55 @@ async def test_a_process_delivers_over_mooncake_and_its_successor_finds_the_rows
                             np.testing.assert_allclose(arrived, rows, rtol=0, atol=1e-5)
             assert found == ["computed", "local", "shared", "local"]
             assert len(preprocessor.requests) == len(SLOTS)
+        finally:
+            await ours.close()
+            await theirs.close()
+            await bus.close()
+
+
+def num_running(directory: Directory) -> int:
+    return sum(beat.load.num_running for beat in directory.ready("encoder"))
+
+
+async def test_two_processes_asked_for_one_new_picture_compute_it_once(tmp_path: Path) -> None:
+    if not preload():
+        pytest.skip("Mooncake's libraries are not here")
+    async with (
+        nats_server(tmp_path) as nats_url,
+        redis_server() as redis_url,
+        mooncake_store() as mooncake,
+    ):
+        environment = {
+            "K3_NATS_URL": nats_url, "K3_REDIS_URL": redis_url,
+            "K3_MOONCAKE_MASTER": mooncake.master, "K3_CHECKPOINT": str(MICRO_A),
+            "K3_ENCODER_THREADS": "1",
+        }  # fmt: skip
+        bus = await NatsBus.connect(nats_url, "test")
+        directory = Directory()
+        await directory.follow(bus)
+        ours = await MooncakeTransferEngine.open("127.0.0.1")
+        theirs = await MooncakeTransferEngine.open("127.0.0.1")
+        memory = HostMemory(1 << 16)
+        await ours.register(Region(memory.address, memory.size_bytes))
+        preprocessor = FakePreprocessor(bus, theirs)
+        await preprocessor.start()
+        preprocessor.gate.clear()
+        try:
+            async with encoder(environment), encoder(environment), asyncio.timeout(START_S):
+                while len(directory.ready("encoder")) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                beats = {beat.worker_id: beat for beat in directory.ready("encoder")}
+                asks = [start(ask(bus, ours.session, memory, f"r{i}")) for i in range(12)]
+                while num_running(directory) < len(asks):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                # Each picture is being made by one of them, and the other waits for it.
+                assert len(preprocessor.requests) == len(SLOTS)
+                preprocessor.gate.set()
+                replies = await asyncio.gather(*asks)
+                reports = [r for reply in replies for r in reply.reports if r.stage == "encoder"]
+                assert {r.worker_id for r in reports} == set(beats)
+                assert len(preprocessor.requests) == len(SLOTS)
+                assert sum(r.outcome == "miss" for r in reports) == len(SLOTS)
         finally:
             await ours.close()
             await theirs.close()

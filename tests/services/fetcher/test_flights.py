@@ -8,8 +8,9 @@ from support.fetchers import failure, fetcher, start, until
 from support.picture_host import Held, PictureHost, answer, picture_host
 from support.pictures import encode, gradient
 
-from k3_fetcher.records import LOCK_LIFE_S, url_key
+from k3_fetcher.records import url_key
 from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.blobs.turns import LOCK_LIFE_S, lock_key
 from k3wire.errors import (
     Cancelled,
     FailedToDownloadImage,
@@ -122,7 +123,7 @@ async def test_fet_23_a_process_that_died_in_its_turn_holds_others_up_only_brief
     host: PictureHost,
 ) -> None:
     store = MemoryBlobStore()
-    await store.put_if_absent(f"{record_key(host)}:lock", b"1", ttl_s=LOCK_LIFE_S / 10)
+    await store.put_if_absent(lock_key(record_key(host)), b"1", ttl_s=LOCK_LIFE_S / 10)
     async with fetcher(store=store) as found:
         assert (await found.resolve(host.url("/a.png"))).report.outcome == "miss"
 

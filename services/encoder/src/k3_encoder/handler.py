@@ -10,8 +10,7 @@ import contextlib
 import time
 from dataclasses import dataclass, field, replace
 
-from opentelemetry import trace
-
+from k3_encoder.costs import NO_WORK, Answer, Costs, Work
 from k3_encoder.room import Room
 from k3_encoder.shelf import Shelf, Stored, checksum_of
 from k3_encoder.tower import Tower, TowerJob
@@ -29,18 +28,16 @@ from k3wire.errors import (
     Overloaded,
     TierUnavailable,
 )
-from k3wire.messages.base import BufferSpan, Outcome, StageReport
+from k3wire.messages.base import BufferSpan, StageReport
 from k3wire.messages.control import Cancel, WorkerLoad
 from k3wire.messages.encode import EncodedItem, EncodeItem, EncodeReply, EncodeRequest
 from k3wire.messages.preprocess import PreprocessReply, PreprocessRequest
 from k3wire.service.patience import call_patiently
-from k3wire.telemetry import metrics
-from k3wire.telemetry.tracing import note_report
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
-COST_WEIGHT = 0.2
-"""Weight of the newest measurement in the moving average of the cost of a token."""
+MAX_PATIENCE_S = 60.0
+"""Longest wait for another encoder that lives and does not get there."""
 
 Delivered = tuple[EncodedItem, tuple[StageReport, ...]]
 
@@ -71,27 +68,12 @@ class EncoderParts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """What computing one image took; times are nanoseconds.
-
-    Attributes:
-        reports: of the deeper stages.
-        deeper_ns: time that they took.
-        wait_ns: time in queues of this process.
-    """
-
-    reports: tuple[StageReport, ...] = ()
-    deeper_ns: int = 0
-    wait_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class _Got:
     """An entry of the shelf and how it came to be; None where there was no room for it."""
 
     stored: Stored | None
     detail: str
-    work: _Work = _Work()
+    work: Work = NO_WORK
 
 
 @dataclass(slots=True)
@@ -109,14 +91,17 @@ class EncoderHandler:
         default_factory=dict[str, set["asyncio.Task[EncodeReply]"]]
     )
     _making: set["asyncio.Task[_Got]"] = field(default_factory=set["asyncio.Task[_Got]"])
-    _ns_per_token: float = 0.0
+    _costs: Costs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._costs = Costs(self.parts.worker_id)
 
     def load(self, rss_bytes: int) -> WorkerLoad:
         """How busy this worker is."""
         return WorkerLoad(
             num_running=self.num_requests,
             num_waiting=self._flights.num_flights,
-            tokens_per_s=1e9 / self._ns_per_token if self._ns_per_token else 0.0,
+            tokens_per_s=self._costs.tokens_per_s,
             rss_bytes=rss_bytes,
         )
 
@@ -203,8 +188,17 @@ class EncoderHandler:
             got = _Got(None, got.detail, work)
         else:
             checksum = stored.checksum
-        spent_ns = time.perf_counter_ns() - started_ns
-        report = self._report(item, got, start_unix_ns, spent_ns, size)
+        report = self._costs.report(
+            Answer(
+                detail=got.detail,
+                is_kept=stored is not None,
+                work=got.work,
+                num_tokens=item.slot.num_tokens,
+                size_bytes=size,
+                start_unix_ns=start_unix_ns,
+                spent_ns=time.perf_counter_ns() - started_ns,
+            )
+        )
         feature_key = item.slot.feature_key
         encoded = EncodedItem(feature_key=feature_key, size_bytes=size, checksum=checksum)
         return encoded, (report, *got.work.reports)
@@ -224,7 +218,7 @@ class EncoderHandler:
                 if not is_joining:
                     raise
                 continue
-            return replace(got, detail="joined", work=_Work()) if is_joining else got
+            return replace(got, detail="joined", work=Work()) if is_joining else got
 
     async def _fly(self, request: EncodeRequest, item: EncodeItem, key: bytes, size: int) -> _Got:
         """Makes an entry in a task of its own, which a drain waits for when all have left it."""
@@ -243,30 +237,39 @@ class EncoderHandler:
         span = shelf.allocate(size)
         if span is None:
             return _Got(None, "no room in one piece")
-        detail, work = "shared", _Work()
+        detail, work, turn = "shared", Work(), None
         try:
             stored = await shelf.read_shared(key, span, size)
             if stored is None:
-                pixel_bytes = self._pixel_bytes(item)
                 asked_ns = time.perf_counter_ns()
+                turn = await shelf.take_turn(key, _patience_s(request))
+                work = Work(wait_ns=time.perf_counter_ns() - asked_ns)
+                if turn.has_waited:
+                    stored = await shelf.read_shared(key, span, size)
+            if stored is None:
+                waited_ns = work.wait_ns
+                asked_ns, pixel_bytes = time.perf_counter_ns(), self._pixel_bytes(item)
                 async with self.parts.pixel_room.span(pixel_bytes, item.slot.param) as pixels:
-                    room_ns = time.perf_counter_ns() - asked_ns
+                    waited_ns += time.perf_counter_ns() - asked_ns
                     view = shelf.view(span, size)
                     work = await self._compute(request, item, pixels.offset, view)
-                detail, work = "computed", replace(work, wait_ns=work.wait_ns + room_ns)
+                detail, work = "computed", work.waited(waited_ns)
                 stored = await shelf.seal(span, size)
         except BaseException:
             shelf.room.free(span)
+            if turn is not None:
+                await turn.end()
             raise
-        if not shelf.keep(key, stored):
-            return _Got(shelf.find(key), detail, work)
-        if detail == "computed":
-            shelf.share(key)
-        return _Got(stored, detail, work)
+        is_kept = shelf.keep(key, stored)
+        if turn is not None and is_kept and detail == "computed":
+            shelf.share(key, turn)
+        elif turn is not None:
+            await turn.end()
+        return _Got(stored if is_kept else shelf.find(key), detail, work)
 
     async def _uncached(
         self, request: EncodeRequest, item: EncodeItem, size: int
-    ) -> tuple[int, _Work]:
+    ) -> tuple[int, Work]:
         """Computes an image that the shelf has no room for, in the room of patches."""
         room, asked_ns = self.parts.pixel_room, time.perf_counter_ns()
         pixel_bytes = -(-self._pixel_bytes(item) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -278,11 +281,11 @@ class EncoderHandler:
             work = await self._compute(request, item, span.offset, view)
             checksum = await checksum_of(view)
             await self._push(item.destination, room, offset, size)
-        return checksum, replace(work, wait_ns=work.wait_ns + room_ns)
+        return checksum, work.waited(room_ns)
 
     async def _compute(
         self, request: EncodeRequest, item: EncodeItem, pixel_offset: int, target: memoryview
-    ) -> _Work:
+    ) -> Work:
         """Has patches brought to the room of patches and runs the tower on them."""
         slot, memory = item.slot, self.parts.pixel_room.memory
         pixel_bytes = self._pixel_bytes(item)
@@ -302,8 +305,8 @@ class EncoderHandler:
         ended_ns = time.perf_counter_ns()
         self.num_tower_runs += 1
         deeper_ns = arrived_ns - started_ns
-        self._learn((deeper_ns + tower_ns) / slot.num_tokens)
-        return _Work(reply.reports, deeper_ns, max(0, ended_ns - arrived_ns - tower_ns))
+        self._costs.learn((deeper_ns + tower_ns) / slot.num_tokens)
+        return Work(reply.reports, deeper_ns, max(0, ended_ns - arrived_ns - tower_ns))
 
     async def _preprocess(
         self, request: EncodeRequest, item: EncodeItem, destination: BufferSpan
@@ -336,36 +339,11 @@ class EncoderHandler:
         frames, rows, columns = item.slot.grid_thw
         return frames * rows * columns * self.parts.tower.patch_bytes
 
-    def _learn(self, cost_ns: float) -> None:
-        last = self._ns_per_token or cost_ns
-        self._ns_per_token = last + COST_WEIGHT * (cost_ns - last)
 
-    def _report(
-        self, item: EncodeItem, got: _Got, start_unix_ns: int, spent_ns: int, size: int
-    ) -> StageReport:
-        outcomes: dict[str, Outcome] = {"local": "hit", "shared": "hit", "joined": "hit"}
-        computed: Outcome = "miss" if got.stored is not None else "bypass"
-        outcome = outcomes.get(got.detail, computed)
-        is_hit = outcome == "hit"
-        expected_ns = int(self._ns_per_token * item.slot.num_tokens)
-        report = StageReport(
-            stage="encoder",
-            tier="L3",
-            outcome=outcome,
-            worker_id=self.parts.worker_id,
-            start_unix_ns=start_unix_ns,
-            duration_ns=max(0, spent_ns - got.work.deeper_ns - got.work.wait_ns),
-            wait_ns=got.work.wait_ns,
-            saved_ns=max(0, expected_ns - spent_ns) if is_hit else 0,
-            size_bytes=size,
-            num_hits=int(is_hit),
-            detail=got.detail,
-        )
-        note_report(trace.get_current_span(), report)
-        metrics.TIER_LOOKUPS.labels(report.tier, report.outcome).inc()
-        metrics.TIER_SAVED.labels(report.tier).inc(report.saved_ns / 1e9)
-        metrics.STAGE_DURATION.labels(report.stage).observe(report.duration_ns / 1e9)
-        return report
+def _patience_s(request: EncodeRequest) -> float:
+    """How long another encoder's work is waited for: as much time is left for one's own."""
+    left_s = (request.deadline_unix_ns - time.time_ns()) / 1e9
+    return max(0.0, min(MAX_PATIENCE_S, left_s / 2))
 
 
 async def _stop(task: "asyncio.Task[EncodeReply] | asyncio.Task[_Got]") -> None:

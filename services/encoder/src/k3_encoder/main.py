@@ -19,6 +19,8 @@ from k3core.transfer.mooncake import MooncakeStore, MooncakeTransferEngine
 from k3core.weights.fingerprint import checkpoint_fingerprint
 from k3text.images.config import read_processor_config
 from k3wire import subjects
+from k3wire.blobs.base import BlobStore
+from k3wire.blobs.redis_store import RedisBlobStore
 from k3wire.bus.base import Bus
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import WorkerLoad
@@ -27,7 +29,7 @@ from k3wire.service.settings import settings_or_exit
 
 
 async def run(settings: EncoderSettings) -> None:
-    """Runs a worker over NATS and Mooncake."""
+    """Runs a worker over NATS, Mooncake and Redis."""
     async with contextlib.AsyncExitStack() as stack:
         bus = await NatsBus.connect(settings.nats_url, "encoder")
         stack.push_async_callback(bus.close)
@@ -36,6 +38,7 @@ async def run(settings: EncoderSettings) -> None:
         )
         stack.push_async_callback(transfer.close)
         store: MooncakeStore | None = None
+        turns: RedisBlobStore | None = None
         if settings.mooncake_master and settings.cache_bytes:
             store = MooncakeStore(
                 settings.mooncake_master, settings.transfer_host, settings.transfer_protocol
@@ -43,11 +46,18 @@ async def run(settings: EncoderSettings) -> None:
             stack.push_async_callback(store.close)
             # Now, because it holds the interpreter for a moment; without a master a later use tries.
             await store.connect()
-        await run_worker(settings, bus, transfer, store)
+            if settings.redis_url:
+                turns = RedisBlobStore.open(settings.redis_url)
+                stack.push_async_callback(turns.close)
+        await run_worker(settings, bus, transfer, store, turns)
 
 
 async def run_worker(
-    settings: EncoderSettings, bus: Bus, transfer: TransferEngine, store: ObjectStore | None
+    settings: EncoderSettings,
+    bus: Bus,
+    transfer: TransferEngine,
+    store: ObjectStore | None,
+    turns: BlobStore | None,
 ) -> None:
     """Runs a worker on the given adapters until the process is told to stop."""
     handlers: list[EncoderHandler] = []
@@ -73,7 +83,7 @@ async def run_worker(
             bus=bus,
             transfer=transfer,
             tower=tower,
-            shelf=Shelf(cache_room, store, f"l3/{fingerprint}/"),
+            shelf=Shelf(cache_room, store, f"l3/{fingerprint}/", turns),
             pixel_room=pixel_room,
             worker_id=runtime.worker_id,
             fingerprint=fingerprint,

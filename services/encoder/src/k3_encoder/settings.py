@@ -15,6 +15,13 @@ class EncoderSettings(CommonSettings, frozen=True, kw_only=True):
         str,
         Setting("K3_MOONCAKE_MASTER", "Mooncake's master, `host:port`; empty: nothing is shared."),
     ] = ""
+    redis_url: Annotated[
+        str,
+        Setting(
+            "K3_REDIS_URL",
+            "Redis in which encoders agree who computes an image; empty: each computes its own.",
+        ),
+    ] = "redis://127.0.0.1:6379/0"
     device: Annotated[str, Setting("K3_ENCODER_DEVICE", "Where the tower runs: cpu or cuda.")] = (
         "cpu"
     )

@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from k3_encoder.room import Room, run_to_end
 from k3core.engine.host_memory import Span
 from k3core.scheduler.embeddings import EmbeddingCache
-from k3core.transfer.base import ObjectStore, Region
+from k3core.transfer.base import ObjectStore, PutOutcome, Region
+from k3wire.blobs.base import BlobStore
+from k3wire.blobs.turns import Turn, take_turn
 
 CHECKSUM_BYTES = 4
+LAST_POLL_S = 0.25
+"""Longest pause between two looks at another encoder's turn; a request may wait for hundreds."""
+
 LOOP_BYTES = 256 * 1024
 """Longest span that is summed on the loop; about a tenth of a millisecond."""
 
@@ -40,16 +45,26 @@ class Shelf:
         room: the memory of the level in this process.
     """
 
-    def __init__(self, room: Room, store: ObjectStore | None, name_prefix: str) -> None:
+    def __init__(
+        self,
+        room: Room,
+        store: ObjectStore | None,
+        name_prefix: str,
+        turns: BlobStore | None = None,
+    ) -> None:
         """Starts empty.
 
         Args:
             room: registered with the data plane, and with the store.
             store: the shared level, or None.
             name_prefix: of its objects; tells checkpoints apart.
+            turns: where encoders agree who makes an entry, or None.
         """
         self.room = room
         self._store = store
+        self._turns = turns
+        # Whether others could find what this process shared last.
+        self._is_sharing = True
         self._name_prefix = name_prefix
         self._cache = EmbeddingCache(room.memory.size_bytes)
         self._entries: dict[bytes, Stored] = {}
@@ -117,19 +132,35 @@ class Shelf:
         self._entries[key] = stored
         return True
 
-    def share(self, key: bytes) -> None:
-        """Copies an entry to the shared level in the background."""
-        stored, store = self._entries.get(key), self._store
-        if stored is None or store is None:
+    async def take_turn(self, key: bytes, give_up_s: float) -> Turn:
+        """Waits to be the one encoder that makes an entry, where others would find it.
+
+        The caller ends the turn or leaves it to `share`. Where nothing is shared, or what was
+        shared last got nowhere, nobody waits for anybody.
+
+        Args:
+            key: of the entry.
+            give_up_s: longest wait; after it the entry is made beside the other encoder's.
+        """
+        if self._turns is None or self._store is None or not self._is_sharing:
+            return Turn(None, self._name(key), has_waited=False)
+        return await take_turn(self._turns, self._name(key), give_up_s, LAST_POLL_S)
+
+    def share(self, key: bytes, turn: Turn) -> None:
+        """Copies an entry that is held to the shared level in the background, then ends the turn."""
+        stored, store = self._entries[key], self._store
+        if store is None:
             return
         # The entry must stay as it is until the store has copied it.
         self.hold(key, stored.size_bytes)
 
         async def copy() -> None:
             try:
-                await store.put([self._object(key, stored.span, stored.size_bytes)])
+                (outcome,) = await store.put([self._object(key, stored.span, stored.size_bytes)])
+                self._is_sharing = outcome in (PutOutcome.STORED, PutOutcome.PRESENT)
             finally:
                 self.let_go(key)
+                await turn.end()
 
         task = asyncio.get_running_loop().create_task(copy())
         self._shares.add(task)
@@ -142,7 +173,10 @@ class Shelf:
 
     def _object(self, key: bytes, span: Span, size_bytes: int) -> tuple[str, Region]:
         address = self.room.memory.address + span.offset
-        return f"{self._name_prefix}{key.hex()}", Region(address, size_bytes + CHECKSUM_BYTES)
+        return self._name(key), Region(address, size_bytes + CHECKSUM_BYTES)
+
+    def _name(self, key: bytes) -> str:
+        return f"{self._name_prefix}{key.hex()}"
 
     def _sweep(self) -> None:
         for key in self._cache.drain_dropped():

@@ -17,6 +17,7 @@ from k3wire.blobs.base import BlobStore
 from k3wire.blobs.byte_lru import ByteLru
 from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.blobs.turns import Turn, take_turn
 from k3wire.errors import ErrorInfo, TierUnavailable
 
 RECORD_LIFE_S = 86400.0
@@ -26,12 +27,6 @@ UNSTORABLE_LIFE_S = 60.0
 SPARE_BYTES = 8 * 1024 * 1024
 """Records seen by this process, for while Redis is away; a record is about half a kilobyte."""
 
-LOCK_LIFE_S = 2.0
-"""A process that died holds others up for so long; whoever lives renews."""
-
-LOCK_RENEWALS = 4
-FIRST_POLL_S = 0.01
-LAST_POLL_S = 0.1
 LOOP_BYTES = 256 * 1024
 """Bytes that are hashed on the event loop; about a fifth of a millisecond."""
 
@@ -181,56 +176,11 @@ class ImageRecords:
         self._front.put(key, data)
         return data
 
-    async def take_turn(self, key: str, give_up_s: float) -> "Turn":
+    async def take_turn(self, key: str, give_up_s: float) -> Turn:
         """Waits to be the one process that downloads a URL.
 
         Args:
             key: of the URL.
             give_up_s: longest wait; after it the download happens beside the other one.
         """
-        until_s = time.monotonic() + give_up_s
-        pause_s = FIRST_POLL_S
-        has_waited = False
-        while True:
-            try:
-                has_lock = await self._store.put_if_absent(f"{key}:lock", b"1", ttl_s=LOCK_LIFE_S)
-            except TierUnavailable:
-                return Turn(None, key, has_waited)
-            if has_lock or time.monotonic() > until_s:
-                return Turn(self._store if has_lock else None, key, has_waited)
-            has_waited = True
-            # Another process tells us nothing by itself, so its lock is looked at.
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_POLL_S)
-
-
-class Turn:
-    """The right to download a URL; held by renewing it, given back by `end`.
-
-    Attributes:
-        has_waited: another process was at it before.
-    """
-
-    def __init__(self, store: BlobStore | None, key: str, has_waited: bool) -> None:
-        """Begins to renew; without a store there is nothing to hold."""
-        self.has_waited = has_waited
-        self._store = store
-        self._key = f"{key}:lock"
-        self._renewing = asyncio.get_running_loop().create_task(self._renew()) if store else None
-
-    async def _renew(self) -> None:
-        assert self._store is not None
-        with contextlib.suppress(TierUnavailable):
-            while True:
-                await asyncio.sleep(LOCK_LIFE_S / LOCK_RENEWALS)
-                await self._store.touch(self._key, ttl_s=LOCK_LIFE_S)
-
-    async def end(self) -> None:
-        """Lets others have their turn; safe twice."""
-        store, self._store = self._store, None
-        if self._renewing is not None:
-            self._renewing.cancel()
-            self._renewing = None
-        if store is not None:
-            with contextlib.suppress(TierUnavailable):
-                await store.delete(self._key)
+        return await take_turn(self._store, key, give_up_s)

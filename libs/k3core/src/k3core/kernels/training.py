@@ -7,17 +7,18 @@ from k3core.kernels.cpu_native import native_library
 from k3core.kernels.errors import BackendUnavailableError
 from k3core.kernels.interface import Kernels
 from k3core.kernels.kda.autograd import NativeKdaDense
+from k3core.kernels.mla.dense import fused_dense
 from k3core.kernels.registry import reference_kernels
 
 logger = logging.getLogger(__name__)
 
 
 def training_kernels() -> Kernels:
-    """Torch's operators with KDA's loop over tokens compiled, forward and backward.
+    """Torch's operators, attention fused, KDA's loop over tokens compiled in both directions.
 
     Without a compiler the loop stays torch's too, with a warning: right, and far slower.
     """
-    base = reference_kernels()
+    base = replace(reference_kernels(), mla_dense=fused_dense)
     try:
         library = native_library()
     except BackendUnavailableError as error:

@@ -1,0 +1,112 @@
+"""Muon for matrices, AdamW for tables, norms and vectors, as K3 itself was trained.
+
+Muon: momentum, then the update's nearest orthogonal matrix by Newton-Schulz steps, scaled by
+its shape. Source of the settings: a study of training tiny K3 models on CPU.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+MUON_RATE = 0.02
+MUON_MOMENTUM = 0.95
+MUON_DECAY = 0.05
+ADAM_RATE = 3e-3
+ADAM_BETAS = (0.9, 0.97)
+ADAM_EPS = 1e-8
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic step that pulls singular values towards 1 in few rounds."""
+
+NEWTON_SCHULZ_STEPS = 5
+NOT_MATRICES = ("embed", "lm_head", "conv", "pos_emb", "dt_bias", "objects", "o_norm")
+
+
+@dataclass(slots=True)
+class Optimiser:
+    """Both rules over one set of named parameters, with the moments of each.
+
+    Attributes:
+        parameters: by name; changed in place.
+        moments: by name: momentum for Muon; first and second moment for AdamW.
+        num_steps: taken so far.
+    """
+
+    parameters: Mapping[str, torch.nn.Parameter]
+    moments: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    num_steps: int = 0
+
+    @torch.no_grad()
+    def step(self, factor: float) -> None:
+        """Moves every parameter that has a gradient, and forgets the gradients.
+
+        Args:
+            factor: of both rules' learning rates.
+        """
+        self.num_steps += 1
+        same_shape: dict[torch.Size, list[str]] = {}
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                continue
+            if is_matrix(name, parameter):
+                same_shape.setdefault(_as_matrices(parameter).shape[-2:], []).append(name)
+            else:
+                self._adam(name, parameter, factor)
+        for names in same_shape.values():
+            self._muon(names, factor)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def _muon(self, names: list[str], factor: float) -> None:
+        updates: list[torch.Tensor] = []
+        for name in names:
+            gradient = self.parameters[name].grad
+            assert gradient is not None, "chosen for having one"
+            if name not in self.moments:
+                self.moments[name] = (torch.zeros_like(gradient),)
+            momentum = self.moments[name][0]
+            momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
+            updates.append(_as_matrices(gradient.lerp(momentum, MUON_MOMENTUM)))
+        orthogonal = orthogonalise(torch.cat(updates))
+        rows, columns = orthogonal.shape[-2:]
+        rate = MUON_RATE * factor * max(1.0, rows / columns) ** 0.5
+        for name, update in zip(names, orthogonal.split([len(u) for u in updates]), strict=True):
+            parameter = self.parameters[name]
+            parameter.mul_(1 - MUON_RATE * factor * MUON_DECAY)
+            parameter.sub_(rate * update.reshape(parameter.shape))
+
+    def _adam(self, name: str, parameter: torch.nn.Parameter, factor: float) -> None:
+        gradient = parameter.grad
+        assert gradient is not None, "called for parameters with a gradient"
+        if name not in self.moments:
+            self.moments[name] = (torch.zeros_like(gradient), torch.zeros_like(gradient))
+        first, second = self.moments[name]
+        first.lerp_(gradient, 1 - ADAM_BETAS[0])
+        second.lerp_(gradient.square(), 1 - ADAM_BETAS[1])
+        mean = first / (1 - ADAM_BETAS[0] ** self.num_steps)
+        spread = (second / (1 - ADAM_BETAS[1] ** self.num_steps)).sqrt_().add_(ADAM_EPS)
+        parameter.sub_(ADAM_RATE * factor * mean / spread)
+
+
+def is_matrix(name: str, parameter: torch.Tensor) -> bool:
+    """Whether Muon moves a parameter."""
+    return parameter.ndim >= 2 and not any(part in name for part in NOT_MATRICES)
+
+
+def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
+    """Brings singular values of [N, rows, columns] near 1, keeping the singular vectors."""
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if is_tall else x
+
+
+def _as_matrices(tensor: torch.Tensor) -> torch.Tensor:
+    """[N, rows, columns]: experts stay apart, the patch kernel becomes one matrix."""
+    if tensor.ndim == 3:
+        return tensor
+    return tensor.flatten(1).unsqueeze(0)

@@ -68,8 +68,14 @@ def see(
     nano: Nano, images: Sequence[PatchedImage], config: ProcessorConfig
 ) -> list[torch.Tensor]:
     """Vision tokens [M, D] of each image."""
-    patches = torch.cat([torch.from_numpy(normalise(image.pixels, config)) for image in images])
-    return nano.vision(patches, [image.grid_thw for image in images])
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for index, image in enumerate(images):
+        alike.setdefault(image.grid_thw, []).append(index)
+    embeds: dict[int, torch.Tensor] = {}
+    for grid, members in alike.items():
+        patches = [torch.from_numpy(normalise(images[i].pixels, config)) for i in members]
+        embeds.update(zip(members, nano.vision.forward_equal(torch.stack(patches), grid), strict=True))
+    return [embeds[index] for index in range(len(images))]
 
 
 def objects_loss(

@@ -22,6 +22,7 @@ from k3wire.errors import InternalError
 from k3wire.messages.base import Admitted
 from k3wire.messages.control import WorkerLoad
 from k3wire.messages.decode import CommitRequest
+from k3wire.service.collector import settle_memory
 from k3wire.service.directory import Directory
 from k3wire.service.prompts import read_prompt
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
@@ -35,6 +36,7 @@ async def run(settings: DecodeSettings) -> None:
     bus = await NatsBus.connect(settings.nats_url, "decode")
     try:
         parts = await asyncio.to_thread(build_engine, settings)
+        settle_memory()
         transfer = await MooncakeTransferEngine.open(
             settings.transfer_host, settings.transfer_protocol
         )

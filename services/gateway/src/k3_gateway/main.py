@@ -31,6 +31,7 @@ from k3wire.errors import ShuttingDown
 from k3wire.messages.base import Stage
 from k3wire.messages.control import Heartbeat, WorkerLoad
 from k3wire.messages.stream import TokenFrame
+from k3wire.service.collector import settle_memory
 from k3wire.service.directory import Directory
 from k3wire.service.pieces import PieceHolder
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
@@ -62,6 +63,7 @@ async def serve(settings: GatewaySettings) -> None:
     model = serve_model(settings)
     bus = await NatsBus.connect(settings.nats_url, "gateway")
     store = RedisBlobStore.open(settings.redis_url)
+    settle_memory()
     directory, inbox = Directory(), TokenInbox()
     admission = Admission(settings.max_running, settings.max_queued_bytes)
 

@@ -27,6 +27,7 @@ from k3wire.bus.base import Bus
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.errors import InternalError
 from k3wire.messages.control import WorkerLoad
+from k3wire.service.collector import settle_memory
 from k3wire.service.prompts import read_prompt
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
 
@@ -36,6 +37,7 @@ async def run(settings: PrefillSettings) -> None:
     bus = await NatsBus.connect(settings.nats_url, "prefill")
     try:
         parts = await asyncio.to_thread(build_engine, settings)
+        settle_memory()
         transfer = await MooncakeTransferEngine.open(
             settings.transfer_host, settings.transfer_protocol
         )

@@ -1,5 +1,6 @@
 """How messages and replies become bytes, the same for every bus."""
 
+import functools
 from typing import TypeVar
 
 import msgspec
@@ -11,6 +12,12 @@ R = TypeVar("R", bound=Message)
 
 _encoder = msgspec.msgpack.Encoder()
 _error_decoder = msgspec.msgpack.Decoder(ErrorInfo)
+
+
+@functools.cache
+def _decoder_of(message_type: type[R]) -> msgspec.msgpack.Decoder[R]:
+    # One for each type of message, of which there are few; making one costs more than using it.
+    return msgspec.msgpack.Decoder(message_type)
 
 
 def encode(message: Message) -> bytes:
@@ -41,7 +48,7 @@ def decode(data: bytes, message_type: type[R]) -> R:
         InternalError: the bytes are no such message.
     """
     try:
-        return msgspec.msgpack.decode(data, type=message_type)
+        return _decoder_of(message_type).decode(data)
     except msgspec.DecodeError as error:
         raise InternalError("A peer sent a message that cannot be read") from error
 
@@ -54,7 +61,7 @@ def decode_reply(data: bytes, reply_type: type[R]) -> R:
         InternalError: the bytes are neither.
     """
     try:
-        return msgspec.msgpack.decode(data, type=reply_type)
+        return _decoder_of(reply_type).decode(data)
     except msgspec.DecodeError as error:
         try:
             info = _error_decoder.decode(data)

@@ -2,75 +2,38 @@
 
 Spans go to an OTLP endpoint if `OTEL_EXPORTER_OTLP_ENDPOINT` is set and the exporter is installed,
 and as JSON lines to one file a process if a folder is given; both may be on. With neither, spans
-are not recorded at all.
+are not recorded at all. A thread writes them a few times a second, so that a request pays for
+a span only what its fields cost.
 """
 
 import contextlib
 import logging
 import os
-from collections.abc import Generator, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from opentelemetry import context, propagate, trace
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
-    SpanExporter,
-    SpanExportResult,
-)
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry import context, trace
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind
 
 from k3wire.messages.base import StageReport
+from k3wire.telemetry.spans import OurSpan, child_context, read_parent
 
 logger = logging.getLogger(__name__)
 
-TRACER_NAME = "k3"
-EXPORT_INTERVAL_MS = 200
+EXPORT_INTERVAL_S = 0.2
+MAX_WAITING_SPANS = 16384
+"""Spans that may wait for the next export; past that new ones are lost, and counted."""
+
 OTLP_TIMEOUT_S = 1.5
 """An export with its retries; spans that a collector does not take in time are lost."""
 
 OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
-
-class JsonLinesExporter(SpanExporter):
-    """Appends finished spans to a file, one JSON object a line."""
-
-    def __init__(self, path: Path) -> None:
-        """Opens the file for appending; the folder is made if missing."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Writes spans; called from the processor's thread."""
-        for span in spans:
-            self._file.write(msgspec.json.encode(span_record(span)) + b"\n")
-        self._file.flush()
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-def span_record(span: ReadableSpan) -> dict[str, object]:
-    """Gives a span's record: ids in hexadecimal, times in Unix nanoseconds, attributes."""
-    own = span.context
-    assert own is not None
-    return {
-        "trace_id": f"{own.trace_id:032x}",
-        "span_id": f"{own.span_id:016x}",
-        "parent_id": f"{span.parent.span_id:016x}" if span.parent else "",
-        "name": span.name,
-        "service": str(span.resource.attributes.get("service.name", "")),
-        "worker_id": str(span.resource.attributes.get("service.instance.id", "")),
-        "start_unix_ns": span.start_time or 0,
-        "end_unix_ns": span.end_time or 0,
-        "attributes": dict(span.attributes or {}),
-        "is_error": not span.status.is_ok and span.status.status_code.name == "ERROR",
-    }
+Export = Callable[[Sequence[OurSpan]], None]
+"""Writes finished spans somewhere; called from one thread, and with none at the end."""
 
 
 class Tracing:
@@ -85,22 +48,24 @@ class Tracing:
             folder: for JSON lines, "" for none.
             ratio: share of traces that are recorded, decided where a trace begins.
         """
-        names = {"service.name": service, "service.instance.id": worker_id}
-        sampler = ParentBased(TraceIdRatioBased(ratio))
-        self._provider = TracerProvider(resource=Resource(names), sampler=sampler)
-        exporters: list[SpanExporter] = []
+        self._ratio = ratio
+        self._exports: list[Export] = []
         if folder:
-            exporters.append(JsonLinesExporter(Path(folder) / f"{worker_id}.jsonl"))
+            path = Path(folder) / f"{worker_id}.jsonl"
+            self._exports.append(_JsonLines(path, service, worker_id))
         if os.environ.get(OTLP_VARIABLE):
-            otlp = _otlp_exporter()
+            otlp = _otlp_export(service, worker_id)
             if otlp is not None:
-                exporters.append(otlp)
-        self.is_recording = bool(exporters)
-        for exporter in exporters:
-            self._provider.add_span_processor(
-                BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_INTERVAL_MS)
-            )
-        self._tracer = self._provider.get_tracer(TRACER_NAME)
+                self._exports.append(otlp)
+        self.is_recording = bool(self._exports)
+        self._ended: deque[OurSpan] = deque()
+        self._num_lost = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if self.is_recording:
+            # Joined by `close`; a process that fails before that must not hang on it.
+            self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+            self._thread.start()
 
     @contextlib.contextmanager
     def span(
@@ -116,14 +81,19 @@ class Tracing:
         if not self.is_recording:
             yield trace.INVALID_SPAN
             return
-        token = context.attach(propagate.extract(dict(headers))) if headers is not None else None
-        kind = SpanKind.SERVER if is_server else SpanKind.INTERNAL
+        current = trace.get_current_span().get_span_context()
+        parent = read_parent(headers) if headers is not None else None
+        parent = parent or (current if current.is_valid else None)
+        span = self._start(name, parent, SpanKind.SERVER if is_server else SpanKind.INTERNAL)
+        token = context.attach(trace.set_span_in_context(span))
         try:
-            with self._tracer.start_as_current_span(name, kind=kind) as span:
-                yield span
+            yield span
+        except Exception as error:
+            span.record_exception(error)
+            raise
         finally:
-            if token is not None:
-                context.detach(token)
+            context.detach(token)
+            span.end()
 
     def begin(self, name: str, headers: Mapping[str, str]) -> Span:
         """Starts a span that may end in another task than it began in; the caller ends it.
@@ -137,30 +107,101 @@ class Tracing:
         """
         if not self.is_recording:
             return trace.INVALID_SPAN
+        span = self._start(name, read_parent(headers), SpanKind.SERVER)
         # An empty context first: this task may have been made by that of another request.
-        parent = propagate.extract(headers, context=context.Context())
-        span = self._tracer.start_span(name, context=parent, kind=SpanKind.SERVER)
-        context.attach(trace.set_span_in_context(span, parent))
+        context.attach(trace.set_span_in_context(span, context.Context()))
         return span
+
+    def _start(self, name: str, parent: SpanContext | None, kind: SpanKind) -> Span:
+        own = child_context(parent, self._ratio)
+        if not own.trace_flags.sampled:
+            return NonRecordingSpan(own)
+        return OurSpan(name, own, parent.span_id if parent else 0, kind, self._take)
+
+    def _take(self, span: OurSpan) -> None:
+        if len(self._ended) < MAX_WAITING_SPANS:
+            self._ended.append(span)
+        else:
+            self._num_lost += 1
+
+    def _run(self) -> None:
+        while not self._stop.wait(EXPORT_INTERVAL_S):
+            self._export()
+        self._export()
+        for export in self._exports:
+            export(())
+
+    def _export(self) -> None:
+        # One by one: the loop may add to the queue meanwhile.
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        if not ended:
+            return
+        for export in self._exports:
+            try:
+                export(ended)
+            except Exception:
+                logger.exception("spans not written", extra={"num": len(ended)})
 
     def close(self) -> None:
         """Writes what is pending; blocks for a moment; safe twice."""
-        self._provider.shutdown()
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            if self._num_lost:
+                logger.warning("spans lost", extra={"num": self._num_lost})
 
 
-def _otlp_exporter() -> SpanExporter | None:
+class _JsonLines:
+    """Appends finished spans to a file, one JSON object a line."""
+
+    def __init__(self, path: Path, service: str, worker_id: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        self._service = service
+        self._worker_id = worker_id
+        self._encoder = msgspec.json.Encoder(enc_hook=str)
+
+    def __call__(self, spans: Sequence[OurSpan]) -> None:
+        """Writes spans; none closes the file."""
+        if not spans:
+            self._file.close()
+            return
+        self._file.write(self._encoder.encode_lines([self._record(span) for span in spans]))
+        self._file.flush()
+
+    def _record(self, span: OurSpan) -> dict[str, object]:
+        """A span's record: ids in hexadecimal, times in Unix nanoseconds, attributes."""
+        own = span.get_span_context()
+        return {
+            "trace_id": f"{own.trace_id:032x}",
+            "span_id": f"{own.span_id:016x}",
+            "parent_id": f"{span.parent_id:016x}" if span.parent_id else "",
+            "name": span.name,
+            "service": self._service,
+            "worker_id": self._worker_id,
+            "start_unix_ns": span.start_unix_ns,
+            "end_unix_ns": span.end_unix_ns,
+            "attributes": span.attributes,
+            "is_error": span.is_error,
+        }
+
+
+def _otlp_export(service: str, worker_id: str) -> Export | None:
     try:
         # Optional: the `otlp` extra; importing it costs a tenth of a second that most do not need.
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from k3wire.telemetry.otlp import OtlpExport
     except ImportError:
         logger.warning("otlp exporter not installed", extra={"install": "k3wire[otlp]"})
         return None
     # The exporter's own ten seconds, twice over, would outlast a grace period at the end.
-    return OTLPSpanExporter(timeout=OTLP_TIMEOUT_S)
+    return OtlpExport(service, worker_id, OTLP_TIMEOUT_S)
 
 
 def note_report(span: Span, report: StageReport) -> None:
     """Puts a stage's report on its span, where `k3 trace` and every viewer find it."""
+    if not span.is_recording():
+        return
     span.set_attributes(
         {
             "k3.stage": report.stage,

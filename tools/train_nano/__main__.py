@@ -1,11 +1,18 @@
 """`python -m train_nano`: train, evaluate and export k3-nano."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
+from train_nano.evaluate import Evaluation
+from train_nano.export import export
 from train_nano.model import SEED
+from train_nano.probes import SKILLS
 from train_nano.train import Plan, train
+
+FOLDER = Path(".k3/train_nano")
+CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "k3-nano"
 
 
 def main() -> int:
@@ -13,12 +20,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="train_nano", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train", help="train, or go on training")
-    training.add_argument("--folder", type=Path, default=Path(".k3/train_nano"))
+    training.add_argument("--folder", type=Path, default=FOLDER)
     training.add_argument("--minutes", type=float, default=150.0)
     training.add_argument("--eye-minutes", type=float, default=6.0)
     training.add_argument("--seed", type=int, default=SEED)
     training.add_argument("--processes", type=int, default=2)
     training.set_defaults(run=_train)
+    evaluation = commands.add_parser("evaluate", help="accuracy per skill of a checkpoint")
+    evaluation.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    evaluation.add_argument("--share", type=float, default=1.0, help="of the questions")
+    evaluation.add_argument("--skill", action="append", help="only these")
+    evaluation.add_argument("--seed", type=int, default=1)
+    evaluation.add_argument("--json", type=Path, help="also write the figures to a file")
+    evaluation.add_argument("--misses", action="store_true", help="show a few wrong answers")
+    evaluation.set_defaults(run=_evaluate)
+    exporting = commands.add_parser("export", help="write a run's state as a checkpoint")
+    exporting.add_argument("--folder", type=Path, default=FOLDER)
+    exporting.add_argument("--out", type=Path, default=CHECKPOINT)
+    exporting.set_defaults(run=_export)
     args = parser.parse_args()
     return args.run(args)
 
@@ -26,6 +45,42 @@ def main() -> int:
 def _train(args: argparse.Namespace) -> int:
     train(Plan(args.folder, args.minutes, args.eye_minutes, args.seed, args.processes))
     return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    export(args.folder, args.out)
+    size = sum(file.stat().st_size for file in args.out.rglob("*") if file.is_file())
+    print(f"{args.out}: {size / 1e6:.1f} MB")
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    """Prints a line a skill as it is measured; 1 if one misses its target."""
+    evaluation = Evaluation(args.checkpoint, args.seed)
+    figures: dict[str, dict[str, float | int]] = {}
+    is_good = True
+    for name in args.skill or SKILLS:
+        result = evaluation.measure(name, args.share)
+        low, high = result.interval
+        is_missed = result.target is not None and result.accuracy < result.target
+        is_good = is_good and not is_missed
+        wanted = "" if result.target is None else f"  wanted {result.target:.0%}"
+        print(
+            f"{name:28} {result.accuracy:6.1%}  [{low:5.1%}, {high:6.1%}]"
+            f"  of {result.num_probes:3}{wanted}{'  MISSED' if is_missed else ''}",
+            flush=True,
+        )
+        for asked, right, said in result.misses if args.misses else ():
+            print(f"    {asked}\n      wanted {right}\n      said   {said}")
+        figures[name] = {
+            "accuracy": result.accuracy,
+            "low": low,
+            "high": high,
+            "questions": result.num_probes,
+        }
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

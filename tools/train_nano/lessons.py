@@ -73,9 +73,7 @@ class Lessons:
         elif last < 0.3:
             turns.append(self._aside(words, draw))
         else:
-            turns.append(
-                acting.call_turn(tools, words, draw, with_result=draw.random() < 0.6)
-            )
+            turns.append(acting.call_turn(tools, words, draw, with_result=draw.random() < 0.6))
         required = draw.random() < 0.1 and turns[-1].skill == "tool_call"
         required = required and len(turns[-1].replies) == 1
         choice = "required" if required else "auto"

@@ -64,9 +64,7 @@ def run_rows(nano: Nano, rows: Sequence[Row], config: ProcessorConfig) -> Scores
     return Scores(logits, ids.flatten()[places], [len(w) for w in wanted], objects)
 
 
-def see(
-    nano: Nano, images: Sequence[PatchedImage], config: ProcessorConfig
-) -> list[torch.Tensor]:
+def see(nano: Nano, images: Sequence[PatchedImage], config: ProcessorConfig) -> list[torch.Tensor]:
     """Vision tokens [M, D] of each image."""
     alike: dict[tuple[int, int, int], list[int]] = {}
     for index, image in enumerate(images):
@@ -74,7 +72,9 @@ def see(
     embeds: dict[int, torch.Tensor] = {}
     for grid, members in alike.items():
         patches = [torch.from_numpy(normalise(images[i].pixels, config)) for i in members]
-        embeds.update(zip(members, nano.vision.forward_equal(torch.stack(patches), grid), strict=True))
+        embeds.update(
+            zip(members, nano.vision.forward_equal(torch.stack(patches), grid), strict=True)
+        )
     return [embeds[index] for index in range(len(images))]
 
 

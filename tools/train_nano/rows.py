@@ -129,9 +129,7 @@ def conversation_of(
             assert isinstance(said, AssistantMessage), "the place of an assistant message"
             if said.reasoning:
                 is_learned[order] = False
-                messages[place] = AssistantMessage(
-                    content=said.content, tool_calls=said.tool_calls
-                )
+                messages[place] = AssistantMessage(content=said.content, tool_calls=said.tool_calls)
     return messages, is_learned
 
 

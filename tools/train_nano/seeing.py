@@ -12,7 +12,6 @@ from k3text.chat_format.conversation import Content, ImagePart, TextPart
 from k3text.images.config import ProcessorConfig
 from train_nano.scenes import COLOURS, SHAPES, Scene, Thing, picture, random_scene
 from train_nano.talk import Picture, Reply, Turn
-from train_nano.words import Words
 
 ORDINALS = ("first", "second", "third")
 WANTED_SKILLS = (
@@ -66,9 +65,9 @@ def picture_turns(
         question = _any_question(scenes[target], draw)
         reference, mark = _reference(target, shown_now, new == 1 and is_new, draw)
         content: list[TextPart | ImagePart] = [ImagePart(index=shown + i) for i in range(new)]
-        content.append(TextPart(text=_named(question.text, reference)))
+        content.append(TextPart(text=named(question.text, reference)))
         skill = question.skill if is_new else "earlier_picture"
-        turns.append(_turn(skill, tuple(content), question, mark))
+        turns.append(turn(skill, tuple(content), question, mark))
         shown = shown_now
     return turns, pictures[:shown]
 
@@ -80,9 +79,9 @@ def told_turns(draw: random.Random, config: ProcessorConfig, num_questions: int)
     turns: list[Turn] = []
     for index in range(num_questions):
         question = _any_question(scene, draw)
-        text = _named(question.text, "")
+        text = named(question.text, "")
         text = f"There is {told[0].lower()}{told[1:]} {text}" if index == 0 else text
-        turns.append(_turn("told_scene", text, question, ""))
+        turns.append(turn("told_scene", text, question, ""))
     return turns
 
 
@@ -101,7 +100,8 @@ def _any_question(scene: Scene, draw: random.Random) -> Question:
             return question
 
 
-def _turn(skill: str, content: Content, question: Question, mark: str) -> Turn:
+def turn(skill: str, content: Content, question: Question, mark: str) -> Turn:
+    """A question put to the model; `mark` opens the thought, naming the picture."""
     thought = f"{mark}{question.thought}"
     return Turn(skill, content, (Reply(question.answer, thought, question.short_thought),))
 
@@ -119,7 +119,8 @@ def _reference(target: int, shown: int, is_only_new: bool, draw: random.Random) 
     return f" in {noun} {target + 1}", mark
 
 
-def _named(text: str, reference: str) -> str:
+def named(text: str, reference: str) -> str:
+    """A question's text with its picture named, or not, if the reference is empty."""
     if not reference:
         # "What is?" asks nothing.
         text = text.replace("What is{of}?", "Describe it.")

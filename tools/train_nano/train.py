@@ -9,12 +9,13 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 from k3core.kernels.attn_res import reference as attn_res
@@ -24,12 +25,12 @@ from k3core.kernels.norm import reference as norm
 from k3core.kernels.situ import reference as situ
 from k3text.images.processor import cut
 from train_nano.lessons import MODES, Lessons
-from train_nano.model import Nano, build_nano, read_processing, write_processing
+from train_nano.model import build_nano, read_processing, write_processing
 from train_nano.optimiser import Optimiser
 from train_nano.passes import objects_loss, run_rows, see
 from train_nano.rows import Row, RowWriter
-from train_nano.scenes import picture, random_scene
 from train_nano.sample import sample_text
+from train_nano.scenes import picture, random_scene
 
 STATE_FILE = "state.pt"
 LOG_FILE = "log.jsonl"
@@ -77,7 +78,7 @@ def train(plan: Plan) -> None:
     meeting = plan.folder.resolve() / "meeting"
     meeting.unlink(missing_ok=True)
     # Processes of one thread do not fight over cores with anything else that runs.
-    torch.multiprocessing.spawn(_work, (plan, str(meeting)), nprocs=plan.num_processes)
+    spawn(_work, (plan, str(meeting)), nprocs=plan.num_processes)
 
 
 def _work(rank: int, plan: Plan, meeting: str) -> None:
@@ -101,9 +102,10 @@ class Trainer:
         tokenizer, self._config = read_processing(plan.folder)
         self._writer = RowWriter(tokenizer, self._config)
         self._lessons = Lessons("train", self._config)
-        self._nano = build_nano(plan.seed, fast_kernels)
-        self._load = RouterLoad(self._nano)
+        self._load = RouterLoad()
+        self._nano = build_nano(plan.seed, lambda base: self._load.counting(fast_kernels(base)))
         named = self._nano.named_parameters()
+        self._biases = [p for k, p in named.items() if k.endswith("router_bias")]
         self._parameters = {k: p for k, p in named.items() if not k.endswith("router_bias")}
         for parameter in self._parameters.values():
             parameter.requires_grad_(True)
@@ -126,7 +128,7 @@ class Trainer:
             self._add_gradients()
             self._optimiser.step(self._rate_factor())
             if not is_eye:
-                self._load.balance()
+                self._load.balance(self._biases)
                 self._round_experts()
             told.append(losses)
             self._minutes = self._agreed(self._minutes + (time.monotonic() - begin) / 60)
@@ -143,9 +145,7 @@ class Trainer:
         pictures = [picture(scene, draw) for scene in scenes]
         images = [cut(p.data, self._config) for p in pictures]
         embeds = see(self._nano, images, self._config)
-        loss = objects_loss(
-            self._nano, embeds, images, [p.objects for p in pictures], self._config
-        )
+        loss = objects_loss(self._nano, embeds, images, [p.objects for p in pictures], self._config)
         loss.backward()
         return {"eye": loss.item()}
 
@@ -211,7 +211,8 @@ class Trainer:
         if self._minutes < PACKED_SHARE * self._plan.minutes:
             return
         moe = self._nano.config.text.moe
-        assert moe is not None and moe.mxfp4_group is not None, "nano's experts are packed"
+        assert moe is not None, "nano has experts"
+        assert moe.mxfp4_group is not None, "nano's experts are packed"
         for name, parameter in self._experts.items():
             self._masters[name] = parameter.detach().clone()
             packed, scale = quantise(parameter.detach(), moe.mxfp4_group)
@@ -282,47 +283,40 @@ class Trainer:
 class RouterLoad:
     """Counts how often experts are chosen and nudges the selection bias towards evenness."""
 
-    def __init__(self, nano: Nano) -> None:
-        self._biases = {
-            p.data_ptr(): p for k, p in nano.named_parameters().items() if k.endswith("router_bias")
-        }
+    def __init__(self) -> None:
+        # A router is known by its bias, the one thing of it that `route` is given.
         self._counts: dict[int, torch.Tensor] = {}
-        route = nano.text._kernels.route  # noqa: SLF001
 
-        def counted(
+    def counting(self, base: Kernels) -> Kernels:
+        """The same operators; what they route is counted."""
+
+        def route(
             logits: torch.Tensor, bias: torch.Tensor | None, rule: RouterRule
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            ids, weights = route(logits, bias, rule)
+            ids, weights = base.route(logits, bias, rule)
             assert bias is not None, "nano's router has a bias"
             count = torch.bincount(ids.flatten(), minlength=logits.shape[-1]).float()
             key = bias.data_ptr()
             self._counts[key] = self._counts.get(key, torch.zeros_like(count)) + count
             return ids, weights
 
-        _replace_route(nano, counted)
+        return replace(base, route=route)
 
     @torch.no_grad()
-    def balance(self) -> None:
+    def balance(self, biases: Iterable[torch.Tensor]) -> None:
         """Moves each bias by a small step against its expert's surplus; all processes agree."""
-        for key, bias in self._biases.items():
-            count = self._counts.pop(key, torch.zeros_like(bias))
+        for bias in biases:
+            count = self._counts.pop(bias.data_ptr(), torch.zeros_like(bias))
             dist.all_reduce(count)
             bias.add_(BIAS_STEP * torch.sign(count.mean() - count))
 
 
-def _replace_route(nano: Nano, route: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for module in nano.text.modules():
-        if hasattr(module, "router"):
-            module._kernels = replace(module._kernels, route=route)  # noqa: SLF001
-
-
 def fast_kernels(base: Kernels) -> Kernels:
     """The same operators with what lies between matrix products fused by torch's compiler."""
-    compiled: Callable[..., Callable[..., torch.Tensor]] = torch.compile
     return replace(
         base,
-        activate=compiled(situ.activate, dynamic=True),
-        rms_norm=compiled(norm.rms_norm, dynamic=True),
-        gated_rms_norm=compiled(norm.gated_rms_norm, dynamic=True),
-        attn_res_norm=compiled(attn_res.mix_norm, dynamic=True),
+        activate=torch.compile(situ.activate, dynamic=True),
+        rms_norm=torch.compile(norm.rms_norm, dynamic=True),
+        gated_rms_norm=torch.compile(norm.gated_rms_norm, dynamic=True),
+        attn_res_norm=torch.compile(attn_res.mix_norm, dynamic=True),
     )

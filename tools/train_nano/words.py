@@ -7,6 +7,7 @@ It is read when lessons are made and is no part of a checkpoint.
 import hashlib
 import random
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pydoc_data import topics
 
@@ -15,11 +16,11 @@ from train_nano.talk import Split
 HELD_OUT_SHARE = 5
 """One item in so many is held out."""
 
-_ONSETS = "b c d f g h j k l m n p r s t v w z br dr gr kl pl st tr sh th".split()
-_VOWELS = "a e i o u ai ea io".split()
+_ONSETS = "b c d f g h j k l m n p r s t v w z br dr gr kl pl st tr sh th"
+_VOWELS = "a e i o u ai ea io"
 _CODAS = ["", "", "n", "r", "l", "s", "x", "m", "nd", "rk"]
 
-NOUNS = """apple river garden window bridge castle forest hammer island jacket kettle ladder market
+_NOUNS = """apple river garden window bridge castle forest hammer island jacket kettle ladder market
 needle orange pencil rabbit school ticket valley wagon anchor basket candle dragon engine feather
 guitar harbor insect jungle kitchen lemon mirror nation office palace queen rocket silver temple
 umbrella village winter yellow zebra animal bottle camera desert eagle flower ghost honey iron
@@ -27,16 +28,19 @@ jewel king lamp moon nest ocean paper quilt road star tree urn violin water brea
 fire glass hill ice judge key leaf milk night oil plane rain sand table uncle voice wheel yard
 book chair clock coat cup desk dish fish gate hand horse house lake letter map mouse music name
 note park phone plant plate pool rope rose salt ship shoe shop snow song soup spoon stone street
-sugar sun tail tea toy train wall wind wine wolf wood""".split()
+sugar sun tail tea toy train wall wind wine wolf wood"""
 
-PLACES = """Paris London Berlin Madrid Rome Vienna Prague Oslo Dublin Lisbon Athens Cairo Delhi
+_PLACES = """Paris London Berlin Madrid Rome Vienna Prague Oslo Dublin Lisbon Athens Cairo Delhi
 Tokyo Seoul Lima Quito Boston Denver Austin Dallas Miami Toronto Sydney Perth Nairobi Lagos Accra
 Tunis Riga Vilnius Warsaw Zagreb Sofia Bern Geneva Munich Hamburg Lyon Porto Seville Naples Turin
-Kyoto Osaka Hanoi Manila Jakarta Bogota Havana""".split()
+Kyoto Osaka Hanoi Manila Jakarta Bogota Havana"""
 
-PEOPLE = """Anna Ben Clara David Emma Felix Grace Henry Iris Jack Karen Leo Maria Noah Olga Peter
+_PEOPLE = """Anna Ben Clara David Emma Felix Grace Henry Iris Jack Karen Leo Maria Noah Olga Peter
 Quinn Rosa Simon Tina Ursula Victor Wendy Xavier Yara Zoe Alice Bruno Carlos Diana Erik Fiona
-George Hanna Ivan Julia Kevin Laura Martin Nina Oscar Paula Robert Sarah Thomas Vera Walter""".split()
+George Hanna Ivan Julia Kevin Laura Martin Nina Oscar Paula Robert Sarah Thomas Vera Walter"""
+
+
+NOUNS, PLACES, PEOPLE = _NOUNS.split(), _PLACES.split(), _PEOPLE.split()
 
 
 def is_held_out(item: str) -> bool:
@@ -70,7 +74,7 @@ class Words:
         """A pronounceable word of two or three syllables that means nothing."""
         while True:
             syllables = (
-                self._draw.choice(_ONSETS) + self._draw.choice(_VOWELS)
+                self._draw.choice(_ONSETS.split()) + self._draw.choice(_VOWELS.split())
                 for _ in range(self._draw.choice((2, 2, 3)))
             )
             word = "".join(syllables) + self._draw.choice(_CODAS)
@@ -92,7 +96,7 @@ class Words:
         """A sentence of filler."""
         return self._draw.choice(_sentences(self._is_held_out))
 
-    def _pick(self, pool: list[str]) -> str:
+    def _pick(self, pool: Sequence[str]) -> str:
         while True:
             item = self._draw.choice(pool)
             if is_held_out(item) == self._is_held_out:

@@ -179,7 +179,7 @@ async def test_200_random_prompts_answer_like_the_bare_model(stack: Stack) -> No
                 assert found == wanted, seed
 
 
-async def test_another_picture_of_the_same_size_is_another_prompt(stack: Stack) -> None:
+async def test_cac_04_another_picture_of_the_same_size_is_another_prompt(stack: Stack) -> None:
     async with api(stack) as client:
         cached: list[int] = []
         for seed in range(4):

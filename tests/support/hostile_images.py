@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageCms
 from support.pictures import encode, exif_block, gradient, over_chessboard, stored_for
+from support.raw_gif import gif_image, raw_gif
 from support.raw_png import SIGNATURE, chunk, header, raw_png
 
 WIDTH, HEIGHT = 37, 23
@@ -46,12 +47,14 @@ class Case:
     size: tuple[int, int] | None = None
 
 
+def cases_of(item: str) -> list[Case]:
+    """The cases that show one requirement, by its number."""
+    return [case for group in GROUPS[item] for case in group()]
+
+
 def all_cases() -> list[Case]:
     """Every case; names are unique."""
-    cases = [
-        *_png_depths(), *_png_extras(), *_jpegs(), *_webps(), *_gifs(), *_optional_formats(),
-        *_orientations(), *_extremes(), *_no_images(), *_cut_off(), *_lying(), *_bombs(),
-    ]  # fmt: skip
+    cases = [case for item in GROUPS for case in cases_of(item)]
     assert len({case.name for case in cases}) == len(cases)
     return cases
 
@@ -189,46 +192,33 @@ def _webps() -> Iterator[Case]:
     yield Case("webp animated", data, picture=RGB)
 
 
-def _gif_image(indices: np.ndarray, left: int = 0, top: int = 0) -> bytes:
-    """An image block whose LZW codes are never longer than nine bits."""
-    height, width = indices.shape
-    codes: list[int] = []
-    for at, value in enumerate(indices.reshape(-1)):
-        if at % 200 == 0:
-            codes.append(256)
-        codes.append(int(value))
-    codes.append(257)
-    bits = "".join(f"{code:09b}"[::-1] for code in codes)
-    bits += "0" * (-len(bits) % 8)
-    data = bytes(int(bits[at : at + 8][::-1], 2) for at in range(0, len(bits), 8))
-    blocks = b"".join(
-        bytes([len(data[at : at + 255])]) + data[at : at + 255] for at in range(0, len(data), 255)
-    )
-    return b"\x2c" + struct.pack("<HHHHB", left, top, width, height, 0) + b"\x08" + blocks + b"\0"
-
-
-def _gif(width: int, height: int, body: bytes, version: bytes = b"GIF89a") -> bytes:
-    greys = bytes(value for value in range(256) for _ in range(3))
-    return version + struct.pack("<HHBBB", width, height, 0xF7, 0, 0) + greys + body + b"\x3b"
-
-
 def _gifs() -> Iterator[Case]:
     seen = _grey3(GREY)
     clear = b"\x21\xf9\x04\x01\0\0" + bytes([GREY[3, 5]]) + b"\0"
-    yield Case("gif", _gif(WIDTH, HEIGHT, _gif_image(GREY)), picture=seen)
-    yield Case("gif 87a", _gif(WIDTH, HEIGHT, _gif_image(GREY), b"GIF87a"), picture=seen)
-    yield Case("gif of 600 frames", _gif(WIDTH, HEIGHT, _gif_image(GREY) * 600), picture=seen)
+    yield Case("gif", raw_gif(WIDTH, HEIGHT, gif_image(GREY)), picture=seen)
+    yield Case("gif 87a", raw_gif(WIDTH, HEIGHT, gif_image(GREY), b"GIF87a"), picture=seen)
+    yield Case("gif of 600 frames", raw_gif(WIDTH, HEIGHT, gif_image(GREY) * 600), picture=seen)
     alpha = np.where(GREY[3, 5] == GREY, 0, 255)
-    data = _gif(WIDTH, HEIGHT, clear + _gif_image(GREY))
+    data = raw_gif(WIDTH, HEIGHT, clear + gif_image(GREY))
     yield Case("gif transparent", data, picture=over_chessboard(np.dstack([GREY, GREY, GREY, alpha])))  # fmt: skip
-    yield Case("gif frame larger than its screen", _gif(5, 4, _gif_image(GREY)), picture=seen)
+    yield Case("gif frame larger than its screen", raw_gif(5, 4, gif_image(GREY)), picture=seen)
     canvas = np.zeros((HEIGHT + 6, WIDTH + 4, 4), dtype=np.uint8)
     canvas[5:-1, 3:-1, :3] = seen
     canvas[5:-1, 3:-1, 3] = alpha
-    data = _gif(WIDTH + 4, HEIGHT + 6, clear + _gif_image(GREY, 3, 5))
+    data = raw_gif(WIDTH + 4, HEIGHT + 6, clear + gif_image(GREY, 3, 5))
     yield Case("gif frame within its canvas", data, picture=over_chessboard(canvas))
     yield Case("gif interlaced", encode(Image.fromarray(GREY), "GIF", interlace=1), picture=seen)
-    yield Case("gif without a frame", _gif(WIDTH, HEIGHT, b""), code=PARSE)
+    yield Case("gif without a frame", raw_gif(WIDTH, HEIGHT, b""), code=PARSE)
+
+
+def _profiles() -> Iterator[Case]:
+    """A profile that swaps red and green for whoever obeys it; the release does not."""
+    plain = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    swapped = plain.replace(b"rXYZ", b"----").replace(b"gXYZ", b"rXYZ").replace(b"----", b"gXYZ")
+    assert swapped != plain
+    yield Case("png with a profile", encode(RGB, "PNG", icc_profile=swapped), picture=RGB)
+    data = encode(RGB, "JPEG", quality=97, icc_profile=swapped)
+    yield Case("jpeg with a profile", data, picture=RGB, tolerance=4)
 
 
 def _optional_formats() -> Iterator[Case]:
@@ -360,7 +350,7 @@ def _lying() -> Iterator[Case]:
     bad_webp = bytearray(encode(RGB, "WEBP", lossless=True))
     bad_webp[20] = 0x00
     yield Case("webp with a wrong start byte", bytes(bad_webp), code=PARSE)
-    lzw = _gif(WIDTH, HEIGHT, _gif_image(GREY)).replace(b"\x2c", b"\x2c", 1)
+    lzw = raw_gif(WIDTH, HEIGHT, gif_image(GREY)).replace(b"\x2c", b"\x2c", 1)
     broken = lzw[: 800 + 5] + b"\xff" * 40 + lzw[800 + 45 :]
     yield Case("gif with broken codes", broken, code=PARSE)
 
@@ -377,7 +367,7 @@ def _bombs() -> Iterator[Case]:
         yield Case(f"png {kind.decode()} that inflates to 100 MB", data, code=PARSE)
     yield Case("png of 70000 chunks", raw_png(RGB, 8, 2, before=chunk(b"teST", b"") * 70_000), code=PARSE)  # fmt: skip
     yield Case("jpeg of 65535 squared", _resized_jpeg(65_535, 65_535), code=LARGE)
-    yield Case("gif of 65535 squared", _gif(65_535, 65_535, _gif_image(GREY)), code=LARGE)
+    yield Case("gif of 65535 squared", raw_gif(65_535, 65_535, gif_image(GREY)), code=LARGE)
     canvas = struct.pack("<I", 0) + (16_382).to_bytes(3, "little") * 2
     body = b"WEBPVP8X" + struct.pack("<I", 10) + canvas
     yield Case("webp canvas of 16383 squared", b"RIFF" + struct.pack("<I", len(body)) + body, code=LARGE)  # fmt: skip
@@ -387,3 +377,12 @@ def _resized_jpeg(width: int, height: int) -> bytes:
     jpeg = encode(RGB, "JPEG")
     frame = jpeg.index(b"\xff\xc0")
     return jpeg[: frame + 5] + struct.pack(">HH", height, width) + jpeg[frame + 9 :]
+
+
+GROUPS = {
+    "PRE-02": (_bombs,), "PRE-03": (_orientations,), "PRE-04": (_gifs,),
+    "PRE-05": (_png_depths, _png_extras, _jpegs, _webps), "PRE-07": (_profiles,),
+    "PRE-08": (_cut_off, _lying), "PRE-09": (_optional_formats,), "PRE-10": (_no_images,),
+    "PRE-11": (_extremes,),
+}  # fmt: skip
+"""What shows which requirement."""

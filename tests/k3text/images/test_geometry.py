@@ -35,14 +35,14 @@ SIDES = st.one_of(st.integers(1, 400), st.integers(1, 65_535))
 
 
 @pytest.mark.parametrize(("width", "height", "tokens"), TOKENS)
-def test_an_image_costs_the_tokens_of_the_published_rule(
+def test_pre_11_an_image_costs_the_tokens_of_the_published_rule(
     width: int, height: int, tokens: int
 ) -> None:
     assert num_tokens(width, height, K3) == tokens
     assert num_tokens(height, width, K3) == tokens
 
 
-def test_a_long_thin_image_shrinks_on_both_sides() -> None:
+def test_pre_11_a_long_thin_image_shrinks_on_both_sides() -> None:
     found = plan(20_000, 20, K3)
     assert (found.width, found.height) == (7168, 7)
     assert (found.padded_width, found.padded_height) == (7168, 28)
@@ -50,7 +50,7 @@ def test_a_long_thin_image_shrinks_on_both_sides() -> None:
 
 
 @given(SIDES, SIDES)
-def test_every_plan_keeps_the_limits(width: int, height: int) -> None:
+def test_pre_11_every_plan_keeps_the_limits(width: int, height: int) -> None:
     found = plan(width, height, K3)
     assert 1 <= found.width <= min(width, 7168)
     assert 1 <= found.height <= min(height, 7168)

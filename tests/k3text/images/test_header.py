@@ -25,7 +25,9 @@ CASES = all_cases()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_header_gives_the_size_as_seen_or_an_error_of_the_image_family(case: Case) -> None:
+def test_pre_01_pre_14_a_header_gives_the_size_as_seen_or_an_error_of_the_image_family(
+    case: Case,
+) -> None:
     found: ImageHeader | str
     try:
         found = read_header(case.data, ALL)
@@ -40,14 +42,14 @@ def test_a_header_gives_the_size_as_seen_or_an_error_of_the_image_family(case: C
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.code and c.code != "image_parse_error"], ids=lambda case: case.name)  # fmt: skip
-def test_everything_but_damage_is_refused_by_the_header_alone(case: Case) -> None:
+def test_pre_01_pre_10_everything_but_damage_is_refused_by_the_header_alone(case: Case) -> None:
     with pytest.raises(ImageError) as raised:
         read_header(case.data, ALL)
     assert raised.value.code == case.code
 
 
 @pytest.mark.parametrize("form", ["BMP", "TIFF", "AVIF"])
-def test_formats_of_the_switch_are_refused_by_default(form: str) -> None:
+def test_pre_09_formats_of_the_switch_are_refused_by_default(form: str) -> None:
     data = encode(RGB, form)
     with pytest.raises(UnsupportedImageMediaType) as raised:
         read_header(data)
@@ -55,14 +57,14 @@ def test_formats_of_the_switch_are_refused_by_default(form: str) -> None:
     assert read_header(data, ALL).media_type == f"image/{form.lower()}"
 
 
-def test_frames_are_counted_and_nothing_else_of_them_matters() -> None:
+def test_pre_04_frames_are_counted_and_nothing_else_of_them_matters() -> None:
     counts = {case.name: read_header(case.data, ALL).num_frames for case in CASES if not case.code}
     assert counts["gif of 600 frames"] == 600
     assert counts["apng"] == counts["webp animated"] == counts["tiff of two pages"] == 2
     assert counts["png rgb 8"] == 1
 
 
-def test_limits_hold_to_the_pixel_and_the_byte() -> None:
+def test_pre_01_limits_hold_to_the_pixel_and_the_byte() -> None:
     data = encode(RGB, "PNG")
     fits = ImageLimits(max_bytes=len(data), max_pixels=37 * 23, max_side=37)
     assert read_header(data, fits) == ImageHeader("image/png", 37, 23)

@@ -8,11 +8,11 @@ from k3text.images.keys import config_digest, content_key, feature_key
 BASE = ProcessorConfig(version="test")
 
 
-def test_a_content_key_is_the_sha_256_of_the_encoded_bytes() -> None:
+def test_cac_01_a_content_key_is_the_sha_256_of_the_encoded_bytes() -> None:
     assert content_key(b"picture") == hashlib.sha256(b"picture").digest()
 
 
-def test_every_rule_and_the_version_change_the_feature_key() -> None:
+def test_cac_01_every_rule_and_the_version_change_the_feature_key() -> None:
     content = content_key(b"picture")
     changes: list[dict[str, object]] = [
         {"patch_size": 16},
@@ -37,7 +37,7 @@ def test_every_rule_and_the_version_change_the_feature_key() -> None:
     assert all(one != other for one, other in itertools.combinations(keys, 2))
 
 
-def test_keys_are_stable_between_processes_and_releases() -> None:
+def test_cac_03_keys_are_whole_and_stable_between_processes_and_releases() -> None:
     """Shared caches outlive a process: these bytes change only with the domain tags."""
     assert config_digest(BASE).hex() == (
         "d2c3d944a4a453501a20d0801cb5cfc32f1701a67595e257a9a96000c537f76d"
@@ -47,7 +47,7 @@ def test_keys_are_stable_between_processes_and_releases() -> None:
     )
 
 
-def test_fields_are_framed_so_that_no_two_lists_of_fields_collide() -> None:
+def test_cac_01_fields_are_framed_so_that_no_two_lists_of_fields_collide() -> None:
     split = dataclasses.replace(BASE, version="ab")
     assert feature_key(content_key(b"x"), split) != feature_key(
         content_key(b"x"), dataclasses.replace(BASE, version="a")

@@ -78,7 +78,9 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_mutated_file_is_a_picture_or_an_image_error_and_harms_nobody(seed: int) -> None:
+async def test_pre_08_a_mutated_file_is_a_picture_or_an_image_error_and_harms_nobody(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
     bases = [case.data for case in all_cases() if case.data and len(case.data) < MAX_BASE_BYTES]
     neighbour = encode(gradient(60, 40), "JPEG", quality=95)

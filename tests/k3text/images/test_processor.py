@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from PIL import Image
-from support.hostile_images import Case, all_cases
+from support.hostile_images import Case, all_cases, cases_of
 from support.pictures import encode, gradient, over_chessboard, reassemble
 
 from k3text.images.config import Background, ProcessorConfig
@@ -31,8 +31,12 @@ def check(case: Case, pixels: np.ndarray, grid_thw: tuple[int, int, int], width:
     assert not padded[:, width:].any()
 
 
-@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
-def test_a_file_gives_the_right_picture_or_the_right_error(case: Case) -> None:
+def hostile(item: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases_of(item), ids=lambda case: case.name)
+
+
+def give(case: Case) -> None:
+    """Holds a whole file to what a case expects: the right picture or the right error."""
     if case.code:
         with pytest.raises(ImageError) as raised:
             cut(case.data, K3, ALL)
@@ -40,6 +44,54 @@ def test_a_file_gives_the_right_picture_or_the_right_error(case: Case) -> None:
     else:
         found = cut(case.data, K3, ALL)
         check(case, found.pixels, found.grid_thw, found.width, found.height)
+
+
+@hostile("PRE-02")
+def test_pre_01_pre_02_a_bomb_is_refused(case: Case) -> None:
+    assert case.code
+    give(case)
+
+
+@hostile("PRE-03")
+def test_pre_03_a_picture_is_turned_as_its_exif_says(case: Case) -> None:
+    give(case)
+
+
+@hostile("PRE-04")
+def test_pre_04_the_first_frame_on_its_canvas_is_the_picture(case: Case) -> None:
+    give(case)
+
+
+@hostile("PRE-05")
+def test_pre_05_every_mode_and_depth_gives_its_picture(case: Case) -> None:
+    give(case)
+
+
+@hostile("PRE-07")
+def test_pre_07_colour_profiles_change_nothing(case: Case) -> None:
+    give(case)
+
+
+@hostile("PRE-08")
+def test_pre_08_a_damaged_file_is_an_error_and_never_half_a_picture(case: Case) -> None:
+    assert case.code
+    give(case)
+
+
+@hostile("PRE-09")
+def test_pre_04_pre_05_pre_09_the_formats_of_the_switch_give_their_pictures(case: Case) -> None:
+    give(case)
+
+
+@hostile("PRE-10")
+def test_pre_10_what_is_no_picture_is_refused(case: Case) -> None:
+    assert case.code
+    give(case)
+
+
+@hostile("PRE-11")
+def test_pre_11_extreme_shapes_keep_their_size_in_the_prompt(case: Case) -> None:
+    give(case)
 
 
 def plain(picture: Image.Image, width: int, height: int) -> np.ndarray:
@@ -62,7 +114,7 @@ def plain(picture: Image.Image, width: int, height: int) -> np.ndarray:
     ("width", "height", "new_width", "new_height"),
     [(1, 1, 1, 1), (50, 31, 50, 31), (640, 480, 448, 336), (3000, 40, 3000, 40), (20, 9000, 15, 7168)],
 )  # fmt: skip
-def test_patches_equal_a_plain_float64_computation(
+def test_pre_13_patches_equal_a_plain_float64_computation(
     width: int, height: int, new_width: int, new_height: int
 ) -> None:
     # 768 patches: 640 x 480 has 45 x 34 of them, so it shrinks by sqrt(768 / 1530).
@@ -77,7 +129,7 @@ def test_patches_equal_a_plain_float64_computation(
     np.testing.assert_allclose(found.patches, expected, rtol=0, atol=1.2e-7)
 
 
-def test_a_processed_image_carries_its_size_tokens_and_keys() -> None:
+def test_pre_13_a_processed_image_carries_its_size_tokens_and_keys() -> None:
     data = encode(gradient(57, 30), "PNG")
     found = process(data, K3)
     assert (found.width, found.height, found.grid_thw, found.num_tokens) == (57, 30, (1, 4, 6), 6)
@@ -85,7 +137,7 @@ def test_a_processed_image_carries_its_size_tokens_and_keys() -> None:
     assert found.feature_key == feature_key(found.content_key, K3)
 
 
-def test_alpha_survives_the_resize_and_meets_the_background_after_it() -> None:
+def test_pre_06_alpha_survives_the_resize_and_meets_the_background_after_it() -> None:
     config = dataclasses.replace(K3, max_patches=16)
     alpha = np.zeros((200, 200), np.uint8)
     alpha[50:150, 60:140] = 255
@@ -97,7 +149,7 @@ def test_alpha_survives_the_resize_and_meets_the_background_after_it() -> None:
     np.testing.assert_array_equal(seen, over_chessboard(small))
 
 
-def test_a_background_before_the_resize_is_resized_with_the_picture() -> None:
+def test_pre_06_a_background_before_the_resize_is_resized_with_the_picture() -> None:
     config = dataclasses.replace(K3, max_patches=16, fill_stage="before_resize")
     rgba = np.dstack([gradient(200, 200), np.zeros((200, 200), np.uint8)])
     found = cut(encode(rgba, "PNG"), config)
@@ -108,13 +160,13 @@ def test_a_background_before_the_resize_is_resized_with_the_picture() -> None:
 
 
 @pytest.mark.parametrize(("pattern", "value"), [("white", 255), ("black", 0), ("gray", 128)])
-def test_flat_backgrounds_show_through(pattern: str, value: int) -> None:
+def test_pre_06_flat_backgrounds_show_through(pattern: str, value: int) -> None:
     config = dataclasses.replace(K3, background=Background(pattern=pattern))  # pyright: ignore[reportArgumentType]
     rgba = np.dstack([gradient(28, 28), np.zeros((28, 28), np.uint8)])
     assert (cut(encode(rgba, "PNG"), config).pixels == value).all()
 
 
-def test_without_a_background_the_hidden_colours_show() -> None:
+def test_pre_06_without_a_background_the_hidden_colours_show() -> None:
     config = dataclasses.replace(K3, background=None)
     colours = gradient(28, 28)
     rgba = np.dstack([colours, np.zeros((28, 28), np.uint8)])
@@ -122,7 +174,7 @@ def test_without_a_background_the_hidden_colours_show() -> None:
     np.testing.assert_array_equal(reassemble(found.pixels, found.grid_thw), colours)
 
 
-def test_an_opaque_alpha_channel_changes_nothing_even_through_a_resize() -> None:
+def test_pre_06_an_opaque_alpha_channel_changes_nothing_even_through_a_resize() -> None:
     config = dataclasses.replace(K3, max_patches=64)
     colours = gradient(300, 200)
     rgba = np.dstack([colours, np.full((200, 300), 255, np.uint8)])
@@ -130,7 +182,7 @@ def test_an_opaque_alpha_channel_changes_nothing_even_through_a_resize() -> None
     np.testing.assert_array_equal(one.pixels, other.pixels)
 
 
-def test_a_large_transparent_image_is_blended_in_bands_without_seams() -> None:
+def test_pre_06_a_large_transparent_image_is_blended_in_bands_without_seams() -> None:
     height, width = 1100, 1200
     rgba = np.zeros((height, width, 4), np.uint8)
     found = cut(encode(rgba, "PNG"), K3)
@@ -147,7 +199,7 @@ def test_mean_and_std_are_per_channel() -> None:
     np.testing.assert_allclose(found.patches[0, :, 0, 0], expected, atol=3e-7)
 
 
-def test_no_error_shows_the_words_of_the_library_below() -> None:
+def test_pre_08_no_error_shows_the_words_of_the_library_below() -> None:
     for case in all_cases():
         if case.code:
             with pytest.raises(ImageError) as raised:

@@ -64,7 +64,9 @@ def slow_image() -> bytes:
     return jpeg[:last] + jpeg[last:-2] * 25_000 + b"\xff\xd9"
 
 
-async def test_every_hostile_file_gives_its_code_and_no_worker_dies(sandbox: Sandbox) -> None:
+async def test_pre_08_every_hostile_file_gives_its_code_and_no_worker_dies(
+    sandbox: Sandbox,
+) -> None:
     before = sandbox.pids
     wrong: list[tuple[str, str]] = []
     for case in all_cases():
@@ -93,7 +95,7 @@ async def test_a_large_image_leaves_nothing_of_itself_to_the_next(sandbox: Sandb
     np.testing.assert_array_equal(found.patched.pixels, cut(SMALL, K3).pixels)
 
 
-async def test_an_image_that_takes_too_much_processor_time_is_an_image_error() -> None:
+async def test_pre_02_an_image_that_takes_too_much_processor_time_is_an_image_error() -> None:
     limits = ProcessLimits(cpu_s=1, wall_s=30)
     async with Sandbox(K3, ImageLimits(), SandboxConfig(1, 8, limits)) as sandbox:
         (before,) = sandbox.pids
@@ -115,7 +117,7 @@ async def test_the_processor_limit_is_per_image_not_per_worker() -> None:
         assert sandbox.pids == before
 
 
-async def test_an_image_that_takes_too_much_memory_is_too_large_and_kills_nobody() -> None:
+async def test_pre_02_an_image_that_takes_too_much_memory_is_too_large_and_kills_nobody() -> None:
     limits = ProcessLimits(memory_bytes=64 * 1024 * 1024)
     image = encode(np.zeros((6000, 6000), np.uint8), "PNG")
     async with Sandbox(K3, ImageLimits(), SandboxConfig(1, 8, limits)) as sandbox:
@@ -126,7 +128,7 @@ async def test_an_image_that_takes_too_much_memory_is_too_large_and_kills_nobody
         assert sandbox.pids == before
 
 
-async def test_a_worker_that_hangs_is_killed_at_its_time_and_replaced() -> None:
+async def test_pre_02_a_worker_that_hangs_is_killed_at_its_time_and_replaced() -> None:
     limits = ProcessLimits(cpu_s=60, wall_s=0.3)
     async with Sandbox(K3, ImageLimits(), SandboxConfig(1, 8, limits)) as sandbox:
         (before,) = sandbox.pids
@@ -183,7 +185,7 @@ async def test_more_images_than_may_wait_are_told_to_slow_down() -> None:
             assert [await task for task in waiting] == ["", ""]
 
 
-async def test_a_cancelled_image_that_waits_never_starts_and_frees_its_place() -> None:
+async def test_pre_15_a_cancelled_image_that_waits_never_starts_and_frees_its_place() -> None:
     async with Sandbox(K3, ImageLimits(), SandboxConfig(1, 1)) as sandbox:
         before = sandbox.pids
         running = asyncio.ensure_future(sandbox.cut(encode(gradient(2000, 2000), "PNG")))  # noqa: TID251
@@ -197,7 +199,7 @@ async def test_a_cancelled_image_that_waits_never_starts_and_frees_its_place() -
         assert sandbox.pids == before
 
 
-async def test_cancelling_a_running_image_frees_its_processor(sandbox: Sandbox) -> None:
+async def test_pre_15_cancelling_a_running_image_frees_its_processor(sandbox: Sandbox) -> None:
     (before,) = sandbox.pids
     running = asyncio.ensure_future(sandbox.cut(slow_image()))  # noqa: TID251
     await until(lambda: sandbox.num_running == 1)

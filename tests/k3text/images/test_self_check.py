@@ -6,11 +6,11 @@ from PIL import Image
 from k3text.images.self_check import SelfCheckError, check_pixels
 
 
-def test_this_installation_makes_the_released_pixels() -> None:
+def test_pre_12_this_installation_makes_the_released_pixels() -> None:
     check_pixels()
 
 
-def test_another_resampler_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pre_12_another_resampler_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     resize = Image.Image.resize
 
     def sharper(picture: Image.Image, size: tuple[int, int], _: int, *rest: Any) -> Image.Image:

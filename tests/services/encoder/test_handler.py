@@ -91,7 +91,7 @@ def test_a_picture_that_comes_twice_in_a_request_is_made_once() -> None:
     with_bench(test)
 
 
-def test_each_dtype_is_a_picture_of_its_own() -> None:
+def test_cac_05_each_dtype_is_a_picture_of_its_own() -> None:
     async def test(bench: Bench) -> None:
         await bench.ask([SMALL])
         item = bench.item(SMALL, 2 * WIDTH)
@@ -136,7 +136,7 @@ def test_a_damaged_shared_copy_is_a_miss() -> None:
     with_bench(test, stores=[store])
 
 
-def test_an_image_larger_than_the_cache_is_computed_without_it() -> None:
+def test_cac_05_an_image_larger_than_the_cache_is_computed_without_it() -> None:
     async def test(bench: Bench) -> None:
         for _ in range(2):
             reply, (rows,) = await bench.ask([slot_of("wide", 4, 10)])
@@ -171,7 +171,7 @@ def test_an_image_that_never_fits_is_refused_by_its_part() -> None:
     with_bench(test, pixel_bytes=16 * PATCH_BYTES)
 
 
-def test_more_images_than_fit_are_computed_in_waves() -> None:
+def test_cac_06_more_images_than_fit_are_computed_in_waves() -> None:
     async def test(bench: Bench) -> None:
         names = [f"picture {i}" for i in range(40)]
         _, found = await bench.ask([slot_of(name, 4, 4) for name in names])
@@ -186,7 +186,7 @@ def test_more_images_than_fit_are_computed_in_waves() -> None:
     with_bench(test, cache_bytes=5 * (4 * TOKEN_BYTES + 64), pixel_bytes=60 * PATCH_BYTES)
 
 
-def test_a_cancelled_request_ends_and_stops_its_preprocessor() -> None:
+def test_cac_05_a_cancelled_request_ends_and_stops_its_preprocessor() -> None:
     async def test(bench: Bench) -> None:
         bench.preprocessor.gate.clear()
         async with asyncio.TaskGroup() as group:

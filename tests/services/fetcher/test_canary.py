@@ -81,7 +81,9 @@ async def refuse(found: Fetcher, url: str) -> None:
 
 
 @pytest.mark.parametrize("host", LITERALS)
-async def test_fet_10_a_refused_spelling_is_never_dialled(canary: PictureHost, host: str) -> None:
+async def test_fet_03_fet_10_a_refused_spelling_is_never_dialled(
+    canary: PictureHost, host: str
+) -> None:
     names = Names({"good.example": [["127.0.0.1"]]})
     async with fetcher(names, allowed_networks=(), allowed_ports=(80, canary.port)) as found:
         with nothing_dialled():
@@ -116,7 +118,7 @@ REDIRECTS = [
 
 
 @pytest.mark.parametrize("location", REDIRECTS)
-async def test_fet_10_a_redirect_leads_to_no_private_place(
+async def test_fet_07_fet_10_a_redirect_leads_to_no_private_place(
     canary: PictureHost, location: str
 ) -> None:
     names = Names({"good.example": [["127.0.0.2"]], "inside.example": [["127.0.0.1"]]})
@@ -129,7 +131,7 @@ async def test_fet_10_a_redirect_leads_to_no_private_place(
         assert outside.num_connections == 1
 
 
-async def test_fet_10_a_name_that_changes_its_mind_is_never_followed_inside(
+async def test_fet_05_fet_10_a_name_that_changes_its_mind_is_never_followed_inside(
     canary: PictureHost,
 ) -> None:
     # First a public answer, then a private one: what was judged is what is dialled, so the second

@@ -87,7 +87,7 @@ def test_ended_requests_leave_nothing_behind() -> None:
     assert router.num_claimed("a") == 0
 
 
-def test_prefixes_of_other_salts_and_other_tokens_do_not_match() -> None:
+def test_cac_09_prefixes_of_other_salts_and_other_tokens_do_not_match() -> None:
     tokens = prompt(3 * AFFINITY_STRIDE_TOKENS)
     plain = prefix_digests(tokens, "")
     assert len(plain) == 3

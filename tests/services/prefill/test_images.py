@@ -104,7 +104,7 @@ def test_a_question_about_pictures_is_answered_as_in_one_process() -> None:
     with_stage(test)
 
 
-def test_pictures_inside_the_hit_are_not_asked_for_again() -> None:
+def test_cac_06_pictures_inside_the_hit_are_not_asked_for_again() -> None:
     async def test(stage: Stage) -> None:
         gateway = stage.pair.gateway
         for name in ("one", "two"):

@@ -52,7 +52,7 @@ def test_a_request_flows_through_both_workers_with_one_position_after_the_other(
     with_pair(test)
 
 
-def test_the_second_equal_prompt_hits_and_says_what_it_saved() -> None:
+def test_cac_08_the_second_equal_prompt_hits_and_says_what_it_saved() -> None:
     async def test(pair: Pair) -> None:
         gateway = pair.gateway
         for request_id in ("one", "two"):

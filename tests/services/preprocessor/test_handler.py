@@ -52,7 +52,7 @@ def outcome(reply: PreprocessReply) -> tuple[str, str]:
     return reply.reports[0].outcome, reply.reports[0].detail
 
 
-async def test_bytes_of_tier_l1_become_the_exact_floats_in_the_encoders_memory(
+async def test_pre_13_bytes_of_tier_l1_become_the_exact_floats_in_the_encoders_memory(
     stage: Stage,
 ) -> None:
     await stage.put(PICTURE)
@@ -126,7 +126,7 @@ async def test_patches_larger_than_the_cache_are_still_served() -> None:
             stage.check(reply, PICTURE)
 
 
-async def test_the_fetcher_is_asked_when_l1_lost_the_bytes(stage: Stage) -> None:
+async def test_cac_07_the_fetcher_is_asked_when_l1_lost_the_bytes(stage: Stage) -> None:
     await stage.serve_fetcher(PICTURE, PieceHolder("fetcher.pieces"))
     reply = await stage.ask(stage.request(PICTURE, url="https://a.example/cat.png"))
     stage.check(reply, PICTURE)
@@ -134,7 +134,7 @@ async def test_the_fetcher_is_asked_when_l1_lost_the_bytes(stage: Stage) -> None
     assert [read.image.url for read in stage.reads] == ["https://a.example/cat.png"]
 
 
-async def test_the_holder_of_a_data_url_is_asked_and_the_fetcher_is_not(stage: Stage) -> None:
+async def test_cac_07_the_holder_of_a_data_url_is_asked_and_the_fetcher_is_not(stage: Stage) -> None:
     holder = PieceHolder("gateway.pieces")
     holder.hold(PICTURE)
     await holder.serve(stage.bus)
@@ -166,7 +166,7 @@ async def test_a_damaged_picture_names_the_part_of_the_request(stage: Stage) -> 
     assert raised.value.param == "messages[0].content[1].image_url"
 
 
-async def test_a_damaged_picture_is_decoded_once_and_refused_again_without_its_bytes(
+async def test_fet_24_a_damaged_picture_is_decoded_once_and_refused_again_without_its_bytes(
     stage: Stage,
 ) -> None:
     cut_off = PICTURE[: len(PICTURE) // 2]
@@ -197,7 +197,7 @@ async def test_a_picture_that_lost_its_worker_is_not_remembered_as_broken(stage:
     stage.check(await stage.ask(stage.request(PICTURE)), PICTURE)
 
 
-async def test_another_processor_version_is_refused_naming_both(stage: Stage) -> None:
+async def test_pre_12_another_processor_version_is_refused_naming_both(stage: Stage) -> None:
     await stage.put(PICTURE)
     request = stage.request(PICTURE)
     with pytest.raises(InternalError) as raised:
@@ -216,7 +216,7 @@ def _with_slot(request: PreprocessRequest, **fields: object) -> PreprocessReques
     return _changed(request, slot=ImageSlot(**{**known, **fields}))
 
 
-async def test_a_slot_made_by_other_rules_is_refused_before_any_work(stage: Stage) -> None:
+async def test_pre_14_a_slot_made_by_other_rules_is_refused_before_any_work(stage: Stage) -> None:
     request = stage.request(PICTURE)
     other_rules = replace(CONFIG, max_patches=512)
     for wrong in (
@@ -274,7 +274,7 @@ async def test_a_picture_whose_first_source_fails_is_made_from_the_next_ones(
     stage.check(second, PICTURE)
 
 
-async def test_cancel_drops_a_queued_picture_and_leaves_others_alone(stage: Stage) -> None:
+async def test_pre_15_cancel_drops_a_queued_picture_and_leaves_others_alone(stage: Stage) -> None:
     slow = encode(gradient(2500, 2500), "PNG")
     for data in (slow, PICTURE, OTHER):
         await stage.put(data)

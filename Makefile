@@ -8,7 +8,7 @@ OURS := libs/k3wire libs/k3text libs/k3core libs/k3ctl services/gateway services
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo up setup setup-dev test test-nightly check format lint types contracts compose \
-        dockerfiles layout closures lock clean
+        dockerfiles layout closures lock clean train-nano eval-nano
 
 help:  ## Shows this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,16 @@ layout: setup-dev
 
 closures: setup-dev  ## Installs each service alone in a fresh environment and looks at what came along.
 	$(BIN)/python tools/check_closures.py
+
+TRAIN := GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296 \
+         PYTHONPATH=tools $(BIN)/python -m train_nano
+
+train-nano: setup  ## Trains the demo checkpoint anew, hours long, resumable (state in .k3/train_nano).
+	$(TRAIN) train
+	$(TRAIN) export --out .k3/train_nano/checkpoint
+
+eval-nano: setup  ## Measures the demo checkpoint, skill by skill, on questions it never saw.
+	OMP_NUM_THREADS=2 $(TRAIN) evaluate
 
 format: setup-dev
 	$(BIN)/ruff check --fix .

@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 help:  ## Shows this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: setup  ## Sets up, starts the whole stack, asks about a picture twice, stops.
+demo: setup  ## Sets up, starts the whole stack, asks about a picture, stops.
 	$(BIN)/k3 demo
 
 up: setup  ## Sets up and keeps the stack running until Ctrl-C.

@@ -11,9 +11,9 @@ def draw_picture() -> bytes:
     """Gives a PNG with a red circle, a blue square and a green triangle."""
     image = Image.new("RGB", SIZE, (240, 240, 236))
     draw = ImageDraw.Draw(image)
-    draw.ellipse((40, 60, 150, 170), fill=(214, 48, 49))
-    draw.rectangle((190, 150, 300, 260), fill=(42, 96, 200))
-    draw.polygon([(360, 60), (310, 160), (410, 160)], fill=(46, 160, 67))
+    draw.ellipse((45, 60, 141, 156), fill=(214, 48, 49))
+    draw.rectangle((186, 160, 270, 244), fill=(42, 96, 200))
+    draw.polygon([(365, 60), (317, 146), (413, 146)], fill=(46, 160, 67))
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=False)
     return stream.getvalue()

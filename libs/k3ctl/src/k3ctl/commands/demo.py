@@ -1,4 +1,4 @@
-"""`k3 demo`: starts everything, asks about a bundled picture twice, shows what the tiers saved."""
+"""`k3 demo`: starts everything, asks about a bundled picture, shows what the tiers saved."""
 
 import argparse
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from k3ctl.checkpoints import NoCheckpoint, find_checkpoint
+from k3ctl.checkpoints import NoCheckpoint, environment_for, find_checkpoint
 from k3ctl.client import AskFailed, Client, question
 from k3ctl.commands.ask import show
 from k3ctl.commands.status import describe, listen
@@ -23,12 +23,13 @@ from k3ctl.stack.supervisor import StackFailed, Supervisor
 from k3ctl.subparsers import Subparsers
 from k3ctl.waterfall import skipped
 
-QUESTION = "How many shapes are in this picture, and which colours do they have?"
+QUESTION = "What is in this picture?"
+SECOND_QUESTION = "Is the red circle left or right of the blue square?"
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Adds the command."""
-    parser = subparsers.add_parser("demo", help="start, ask about a picture twice, stop")
+    parser = subparsers.add_parser("demo", help="start, ask about a picture four times, stop")
     parser.add_argument("--checkpoint", default=os.environ.get("K3_CHECKPOINT", ""), metavar="DIR")
     parser.set_defaults(run=run)
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
                 folder=Path(folder),
                 checkpoint=checkpoint,
                 settings=read_up_settings(os.environ),
-                environment=dict(os.environ),
+                environment=environment_for(checkpoint, os.environ),
             )
             asyncio.run(_demo(plan, say))
     except (StackFailed, MissingProgram, NoCheckpoint, AskFailed) as error:
@@ -69,14 +70,14 @@ async def _demo(plan: StackPlan, say: Any) -> None:
             await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 try:
-                    await _ask_twice(ready.result(), say)
+                    await _ask(ready.result(), say)
                 finally:
                     supervisor.stop()
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
-async def _ask_twice(state: StackState, say: Any) -> None:
+async def _ask(state: StackState, say: Any) -> None:
     found = describe(state, await listen(state.nats_url))
     say(
         f"ready after {state.ready_after_s:.1f} s at {state.gateway_url}, "
@@ -90,21 +91,21 @@ async def _ask_twice(state: StackState, say: Any) -> None:
         body: dict[str, Any] = {
             "model": model,
             "messages": question(QUESTION, [str(picture)]),
-            "max_completion_tokens": 48,
+            "max_completion_tokens": 96,
             "temperature": 0,
-            "reasoning_effort": "low",
         }
         say(f"Q: {QUESTION}")
-        first = await client.ask(body)
-        show(first)
+        show(await client.ask(body))
         say("\nThe same again: what is cached is not done twice.")
         second = await client.ask(body)
         show(second)
         assert second.ledger is not None
         say(skipped(second.ledger.lines))
-        say("\nThe same picture in a new question: only L4 misses.")
-        body["messages"] = question("Describe it.", [str(picture)])
+        say(f"\nQ: {SECOND_QUESTION}\nThe same picture: L4 knows the prompt up to the question.")
+        body["messages"] = question(SECOND_QUESTION, [str(picture)])
         show(await client.ask(body))
+        say("\nThe same with less thought: another prompt, so L4 misses and L3 has the picture.")
+        show(await client.ask(body | {"reasoning_effort": "low"}))
     say(
         "\nWhat to try next:\n"
         "  k3 up                                      keep it running\n"

@@ -150,6 +150,34 @@ class AbsentStore:
         return await self.inner.touch(key, ttl_s=ttl_s)
 
 
+@dataclass
+class LateStore:
+    """A store whose turns are given only when a test lets them go; `puts` are the keys written."""
+
+    inner: MemoryBlobStore = field(default_factory=MemoryBlobStore)
+    puts: list[str] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def get(self, key: str) -> bytes | None:
+        return await self.inner.get(key)
+
+    async def put(self, key: str, data: bytes, *, ttl_s: float) -> None:
+        self.puts.append(key)
+        await self.inner.put(key, data, ttl_s=ttl_s)
+
+    async def put_if_absent(self, key: str, data: bytes, *, ttl_s: float) -> bool:
+        self.asked.set()
+        await self.go.wait()
+        return await self.inner.put_if_absent(key, data, ttl_s=ttl_s)
+
+    async def delete(self, key: str) -> None:
+        await self.inner.delete(key)
+
+    async def touch(self, key: str, *, ttl_s: float) -> bool:
+        return await self.inner.touch(key, ttl_s=ttl_s)
+
+
 async def failure(found: Fetcher, url: str, **arguments: Any) -> K3Error:
     with pytest.raises(K3Error) as caught:
         await found.resolve(url, **arguments)

@@ -25,6 +25,8 @@ async def test_one_at_a_time_and_who_waited_knows_it() -> None:
     await first.end()
     second = await taken(waiting)
     assert (first.has_waited, other.has_waited, second.has_waited) == (False, False, True)
+    # Even who had not to wait may have looked before another one had ended.
+    assert first.may_be_late
     for turn in (second, other, first):
         await turn.end()
         await turn.end()
@@ -53,7 +55,7 @@ async def test_nobody_waits_longer_than_he_wants_to_for_one_who_lives() -> None:
 
 async def test_without_the_store_everybody_goes_on_at_once() -> None:
     turns = [await take_turn(AbsentStore(), "thing", LONG_S) for _ in range(2)]
-    assert not any(turn.has_waited for turn in turns)
+    assert not any(turn.has_waited or turn.may_be_late for turn in turns)
     for turn in turns:
         await turn.end()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.encoder_bench import PREFIX, WAIT_S, Bench, expected, open_bench, own_report
 from support.fake_preprocessor import slot_of
-from support.fetchers import AbsentStore, start, until
+from support.fetchers import AbsentStore, LateStore, start, until
 
 from k3core.transfer.base import ObjectStore
 from k3core.transfer.memory import MemoryFabric, MemoryObjectStore
@@ -51,11 +51,15 @@ def with_pair(
     *,
     store: ObjectStore | None,
     turns: BlobStore | None,
+    turns_of_two: BlobStore | None = None,
 ) -> None:
     async def run() -> None:
         torch.set_num_threads(1)
         fabric = MemoryFabric()
-        benches = [await open_bench(store, 1 << 20, 1 << 20, fabric, turns) for _ in range(2)]
+        benches = [
+            await open_bench(store, 1 << 20, 1 << 20, fabric, own)
+            for own in (turns, turns_of_two or turns)
+        ]
         pair = Pair(*benches)
         try:
             async with asyncio.timeout(2 * WAIT_S):
@@ -113,6 +117,22 @@ def test_many_pictures_in_two_orders_are_each_computed_once() -> None:
             assert np.array_equal(there, here)
 
     with_pair(test, store=MemoryObjectStore(), turns=MemoryBlobStore())
+
+
+def test_who_looked_before_the_other_had_ended_and_got_its_turn_after_it_looks_again() -> None:
+    late = LateStore()
+
+    async def test(pair: Pair) -> None:
+        job = start(pair.two.ask([PICTURE]))
+        await until(late.asked.is_set)
+        first = await pair.one.ask([PICTURE])
+        await pair.one.shelf.settle()
+        late.go.set()
+        second = await job
+        assert (details(first), details(second)) == (["computed"], ["shared"])
+        assert pair.num_made == 1
+
+    with_pair(test, store=MemoryObjectStore(), turns=late.inner, turns_of_two=late)
 
 
 def test_an_encoder_that_died_in_its_turn_is_not_waited_for() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from support.fetchers import failure, fetcher, start, until
+from support.fetchers import LateStore, failure, fetcher, start, until
 from support.picture_host import Held, PictureHost, answer, picture_host
 from support.pictures import encode, gradient
 
@@ -15,6 +15,7 @@ from k3wire.errors import (
     Cancelled,
     FailedToDownloadImage,
     ImageParseError,
+    InvalidImageUrl,
 )
 from k3wire.messages.control import Cancel
 from k3wire.messages.fetch import ResolveReply
@@ -117,6 +118,48 @@ async def test_fet_23_what_one_process_validated_another_takes_although_it_is_st
     assert sorted(outcomes(*replies)) == [
         ("hit", "another process downloaded it"), ("miss", "downloaded"),
     ]  # fmt: skip
+
+
+async def test_fet_23_who_looked_before_another_had_ended_and_got_his_turn_after_it_looks_again(
+    host: PictureHost,
+) -> None:
+    late = LateStore()
+    async with fetcher(store=late.inner) as one, fetcher(store=late) as two:
+        job = start(two.resolve(host.url("/a.png")))
+        await until(late.asked.is_set)
+        first = await one.resolve(host.url("/a.png"))
+        late.go.set()
+        assert outcomes(first, await job) == [
+            ("miss", "downloaded"), ("hit", "another process downloaded it"),
+        ]  # fmt: skip
+    assert host.num_connections == 1
+
+
+async def test_fet_24_a_passing_failure_that_was_waited_for_is_not_remembered_for_longer(
+    host: PictureHost,
+) -> None:
+    late = LateStore()
+    host.answers["/down"] = answer(status=503)
+    settings = {"max_retries": 0}
+    async with fetcher(store=late.inner, **settings) as one, fetcher(store=late, **settings) as two:
+        job = start(failure(two, host.url("/down")))
+        await until(late.asked.is_set)
+        await failure(one, host.url("/down"))
+        late.go.set()
+        assert isinstance(await job, FailedToDownloadImage)
+        assert late.puts == []
+    assert host.num_asked("/down") == 1
+
+
+async def test_fet_08_a_fresh_record_that_is_not_permitted_any_more_is_none_for_who_looks_again(
+    host: PictureHost,
+) -> None:
+    store = MemoryBlobStore()
+    async with fetcher(store=store) as open_one:
+        await open_one.resolve(host.url("/a.png"))
+    async with fetcher(store=store, allowed_networks=()) as closed:
+        error = await failure(closed, host.url("/a.png"))
+        assert isinstance(error, InvalidImageUrl)
 
 
 async def test_fet_23_a_process_that_died_in_its_turn_holds_others_up_only_briefly(

@@ -244,7 +244,7 @@ class EncoderHandler:
                 asked_ns = time.perf_counter_ns()
                 turn = await shelf.take_turn(key, _patience_s(request))
                 work = Work(wait_ns=time.perf_counter_ns() - asked_ns)
-                if turn.has_waited:
+                if turn.may_be_late:
                     stored = await shelf.read_shared(key, span, size)
             if stored is None:
                 waited_ns = work.wait_ns

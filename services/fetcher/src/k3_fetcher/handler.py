@@ -220,12 +220,21 @@ class FetcherHandler:
                 # Whoever else waits need not queue behind us: either it is there, or it cannot
                 # be kept and everybody has to ask for himself.
                 await turn.end()
-                old = await self.records.find(key)
-                if old is not None and max(old.validated_unix_s, old.fresh_until_unix_s) >= since_s:
-                    return _Found(old, "hit", "another process downloaded it")
+            if turn.may_be_late:
                 refusal = await self.records.find_refusal(key)
                 if refusal is not None:
                     raise from_info(refusal)
+            if turn.may_be_late and self.settings.keeps_images:
+                old = await self.records.find(key)
+                if old is not None and self._is_others(old, since_s):
+                    return _Found(old, "hit", "another process downloaded it")
+            return await self._download_or_note(url, key, old)
+        finally:
+            await turn.end()
+
+    async def _download_or_note(self, url: ImageUrl, key: str, old: UrlRecord | None) -> _Found:
+        """Downloads, and remembers for a while why it came to nothing."""
+        try:
             return await self._download(url, key, old)
         except DownloadFailed as failure:
             life_s = FAILURE_LIFE_S if failure.is_passing else REFUSAL_LIFE_S
@@ -234,8 +243,11 @@ class FetcherHandler:
         except ImageError as error:
             await self.records.keep_refusal(key, error.to_info(), REFUSAL_LIFE_S)
             raise
-        finally:
-            await turn.end()
+
+    def _is_others(self, record: UrlRecord, since_s: float) -> bool:
+        """Whether another process made a record, or renewed it, while this one got its turn."""
+        is_new = max(record.validated_unix_s, record.fresh_until_unix_s) >= since_s
+        return is_new and self.gate.permits_again(record.hops)
 
     async def _download(self, url: ImageUrl, key: str, old: UrlRecord | None) -> _Found:
         started_ns = time.perf_counter_ns()

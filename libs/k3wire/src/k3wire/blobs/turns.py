@@ -29,12 +29,15 @@ class Turn:
     """The right to make a thing; held by renewing it, given back by `end`.
 
     Attributes:
-        has_waited: another process was at it before; what it left may be there now.
+        has_waited: another process was at it before.
+        may_be_late: another process may have made the thing since one looked for it, even if the
+            turn was free at once: look again before making it.
     """
 
     def __init__(self, store: BlobStore | None, key: str, has_waited: bool) -> None:
         """Begins to renew; without a store there is nothing to hold."""
         self.has_waited = has_waited
+        self.may_be_late = has_waited or store is not None
         self._store = store
         self._key = lock_key(key)
         self._renewing = asyncio.get_running_loop().create_task(self._renew()) if store else None

@@ -124,6 +124,33 @@ async def test_a_drain_waits_for_what_runs_in_order(watched: Watched) -> None:
     assert order == ["stop", "call", "drain"]
 
 
+async def test_a_worker_that_drains_beats_until_it_is_gone(watched: Watched) -> None:
+    watched = Watched(grace_s=10.0)
+    await watched.bus.listen(subjects.heartbeats(), Heartbeat, watched.beats.append)
+    started, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: PieceRequest) -> PieceReply:
+        started.set()
+        await release.wait()
+        return PieceReply(data=b"done")
+
+    async with watched.runtime as runtime:
+        running = asyncio.get_running_loop().create_task(runtime.run())
+        await runtime.serve_shared(subjects.PIECE, slow)
+        runtime.ready()
+        call = asyncio.get_running_loop().create_task(watched.ask())
+        await watched.until(started.is_set)
+        runtime.stop()
+        # More than the two that announce it.
+        await watched.until(lambda: sum(beat.is_draining for beat in watched.beats) >= 5)
+        assert watched.beats[-1].is_ready
+        release.set()
+        assert (await call).data == b"done"
+        await running
+    assert not watched.beats[-1].is_ready
+    assert [beat.seq for beat in watched.beats] == list(range(1, len(watched.beats) + 1))
+
+
 async def test_the_grace_period_ends_a_drain(watched: Watched) -> None:
     async def forever(request: PieceRequest) -> PieceReply:
         await asyncio.Event().wait()

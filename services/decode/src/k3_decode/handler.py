@@ -173,9 +173,9 @@ class DecodeHandler:
     def worker_left(self, beat: Heartbeat) -> None:
         """Hears that a worker fell silent; what a prefill worker reserved is given up.
 
-        One that drains is silent on purpose while it finishes; deadlines cover its death.
+        One that drains beats until it is gone, so its silence means the same.
         """
-        if beat.role != "prefill" or beat.is_draining:
+        if beat.role != "prefill":
             return
         for seat in list(self._seats.values()):
             is_its = seat.request.prefill_worker_id == beat.worker_id

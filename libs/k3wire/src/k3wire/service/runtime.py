@@ -9,7 +9,8 @@ runtime owns the bus, signals, heartbeats, cancels, spans, probes and the drain:
         await runtime.run()
 
 Always true: the process is announced as ready only after `ready`; a drain takes no more work,
-finishes what runs inside the grace period, and then closes everything in reverse order.
+finishes what runs inside the grace period, and then closes everything in reverse order. It beats
+until the very end, so that silence always means death, also of one that drains.
 """
 
 import asyncio
@@ -90,6 +91,7 @@ class ServiceRuntime:
         self.endpoint = ""
         self._settings = settings
         self._load = load
+        self._host = socket.gethostname()
         self._seq = 0
         self._is_ready = False
         self._is_draining = False
@@ -211,16 +213,22 @@ class ServiceRuntime:
         self._subscriptions.append(subscription)
 
     async def run(self) -> None:
-        """Beats until the stop, then drains."""
-        while not self._stop.is_set():
-            started_s = asyncio.get_running_loop().time()
+        """Beats and serves until the stop, then drains, beating on until it is gone."""
+        async with asyncio.TaskGroup() as group:
+            beating = group.create_task(self._keep_beating())
+            await self._stop.wait()
+            await self._drain()
+            beating.cancel()
+        self._is_ready = False
+        await self._beat()
+        logger.info("stopped")
+
+    async def _keep_beating(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + HEARTBEAT_INTERVAL_S
             await self._beat()
-            try:
-                async with asyncio.timeout_at(started_s + HEARTBEAT_INTERVAL_S):
-                    await self._stop.wait()
-            except TimeoutError:
-                continue
-        await self._drain()
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
 
     async def _beat(self) -> None:
         self._seq += 1
@@ -232,7 +240,7 @@ class ServiceRuntime:
             seq=self._seq,
             sent_unix_ns=time.time_ns(),
             pid=os.getpid(),
-            host=socket.gethostname(),
+            host=self._host,
             is_ready=self._is_ready,
             is_draining=self._is_draining,
             reason=self._why_not_ready(),
@@ -261,6 +269,3 @@ class ServiceRuntime:
                     await action()
         except TimeoutError:
             logger.warning("grace period over, stopping with work left")
-        self._is_ready = False
-        await self._beat()
-        logger.info("stopped")

@@ -97,6 +97,84 @@ def test_retention_can_be_given_as_words_or_as_a_scenarios_list(
     assert written == {"none": 0, "dense": 3, '["unit_end"]': 1}.get(retention, 2)
 
 
+_BLOCK = '{"timestamp":0,"input_length":1600,"output_length":5,"hash_ids":[0,1,2,3]}\n'
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--limit", "-2"], "--limit"),
+        (["--memory-gib", "-3"], "--memory-gib"),
+        (["--memory-gib", "4", "--pages", "9"], "--pages"),
+        (["--page-units", "0"], "--page-units"),
+        (["--chunk-tokens", "0"], "--chunk-tokens"),
+        (["--tp", "4"], "--config"),
+        (["--config", "no-such-folder"], "no-such-folder"),
+        (["--retention", "[}"], "--retention"),
+        (["--retention", "interval:x"], "'x'"),
+        (["--draft", "replay", "--replay-tokens", "0"], "replay_tokens"),
+        (["--format", "agent-sessions"], "agent-sessions"),
+        (["--plot", "no-such-folder/hits.png"], "no-such-folder"),
+    ],
+)
+def test_a_bad_option_is_named_before_anything_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], named: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(_BLOCK)
+    assert main(["simulate", "--trace", str(path), *flags]) == 2
+    captured = capsys.readouterr()
+    assert named in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("sizes", ["", "4,x", "0", "-1,4", "inf"])
+def test_capacities_of_a_plot_are_read_before_the_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "trace.jsonl"
+    path.write_text(_BLOCK)
+    plot = ["--plot", str(tmp_path / "hits.png"), f"--plot-gib={sizes}"]
+    assert main(["simulate", "--trace", str(path), *plot]) == 2
+    captured = capsys.readouterr()
+    assert "--plot-gib" in captured.err
+    assert captured.out == ""
+
+
+def test_a_plot_has_a_line_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path, picture = tmp_path / "trace.jsonl", tmp_path / "hits.svg"
+    path.write_text(_BLOCK * 2)
+    plot = ["--plot", str(picture), "--plot-gib", "4,16"]
+    assert main(["simulate", "--trace", str(path), *plot]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()[1:]]
+    policies = {row["policy"] for row in rows}
+    assert len(policies) >= 4
+    assert len(rows) == 2 * len(policies)
+    assert "<svg" in picture.read_text()
+
+
+def test_requests_that_never_fit_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(_BLOCK)
+    assert main(["simulate", "--trace", str(path), "--memory-gib", "0.001"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["refused"] == 1
+    assert "1 of 1 requests do not fit" in captured.err
+
+
+@pytest.mark.parametrize("name", ["gone.jsonl", "empty"])
+def test_a_trace_that_is_not_there_or_empty_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["simulate", "--trace", str(tmp_path / name)]) == 2
+    assert "no " in capsys.readouterr().err
+
+
 def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate"]) == 2
     assert "--scenario" in capsys.readouterr().err

@@ -205,5 +205,5 @@ def _report(
             "rows_resident_max": units_max * cache.config.unit_tokens * row_bytes,
         },
         wall_s=wall_s,
-        tokens_per_second=total / max(wall_s, 1e-9),
+        tokens_per_second=total / wall_s if wall_s else 0.0,
     )

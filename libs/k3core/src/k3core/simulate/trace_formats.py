@@ -60,7 +60,11 @@ def read_trace(
         for file in files:
             try:
                 yield from _READERS[kind](file, unit_tokens)
-            except (KeyError, TypeError, json.JSONDecodeError, OSError) as error:
+            except TraceError:
+                raise
+            except FileNotFoundError as error:
+                raise TraceError(f"{file}: no such file") from error
+            except (KeyError, TypeError, AttributeError, ValueError, OSError) as error:
                 raise TraceError(f"{file} is not a {kind} trace: {error!r}") from error
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -28,6 +29,7 @@ from k3ctl.subparsers import Subparsers
 
 # Kimi K3 at one rank of eight with rows of one byte an element: 69 KDA and 24 MLA layers, 96
 # heads of 128. Source: config.json of the release, architecture table.
+K3_TP = 8
 K3_TP8 = ModelSizes(
     mla_layers=24,
     row_elements=576,
@@ -87,12 +89,12 @@ def add_parser(subparsers: Subparsers) -> None:
     size = parser.add_argument_group("sizes; unlimited if none is given")
     size.add_argument("--pages", type=int, default=0, help="pages of MLA rows")
     size.add_argument("--page-units", type=int, default=12, help="units a page")
-    size.add_argument("--slots", type=int, default=0, help="states")
+    size.add_argument("--slots", type=int, default=0, help="states; as many as pages if 0")
     size.add_argument(
         "--memory-gib", type=float, default=0.0, help="one rank's cache, in pages of the model"
     )
     size.add_argument("--config", type=Path, help="checkpoint folder; Kimi K3 at TP8 if absent")
-    size.add_argument("--tp", type=int, default=8)
+    size.add_argument("--tp", type=int, default=K3_TP, help="ranks that share the model")
     size.add_argument(
         "--state-bytes", type=int, default=0, help="for byte totals; the model's if 0"
     )
@@ -138,7 +140,45 @@ def _run_scenario(path: Path) -> int:
     return status
 
 
+def _check_sizes(args: argparse.Namespace) -> None:
+    """Refuse what would fail only after a replay of minutes, or be read as something else.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    for name in ("limit", "unit", "grid", "pages", "slots", "memory_gib", "states_per_session"):
+        if getattr(args, name) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} must not be {getattr(args, name)}")
+    for name in ("page_units", "chunk_tokens", "tp"):
+        if getattr(args, name) < 1:
+            raise ValueError(
+                f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}"
+            )
+    if args.memory_gib and (args.pages or args.slots):
+        raise ValueError("give --memory-gib, or --pages and --slots, not both")
+    if args.config is None and args.tp != K3_TP:
+        raise ValueError(f"--tp {args.tp} needs --config: without it sizes are K3's at TP{K3_TP}")
+    if args.plot is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib, which is not installed")
+    if not args.plot.parent.is_dir():
+        raise ValueError(f"--plot: there is no folder {args.plot.parent}")
+    _capacities_gib(args.plot_gib)
+
+
+def _capacities_gib(text: str) -> list[float]:
+    try:
+        sizes = [float(each) for each in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or not all(0 < size < float("inf") for size in sizes):
+        raise ValueError(f"--plot-gib is a list of sizes such as 4,16,64, not {text!r}")
+    return sizes
+
+
 def _run_trace(args: argparse.Namespace) -> None:
+    _check_sizes(args)
     sizes, layout = _model(args)
     unit = args.unit or max(layout.unit_tokens, block_tokens(args.format))
     layout = plan_layout(sizes, unit)
@@ -146,6 +186,8 @@ def _run_trace(args: argparse.Namespace) -> None:
     requests = list(read_trace(args.trace, args.format, unit))
     if args.limit:
         requests = requests[: args.limit]
+    if not requests:
+        raise ValueError("the trace holds no request")
     if args.memory_gib:
         fitted = fit_layout(config, layout, int(args.memory_gib * 2**30))
     elif args.pages:
@@ -164,6 +206,12 @@ def _run_trace(args: argparse.Namespace) -> None:
         args.row_bytes or sizes.mla_layers * sizes.row_bytes,
     )
     print(msgspec.json.encode(report).decode())
+    if report.refused:
+        print(
+            f"k3 simulate: {report.refused} of {report.refused + report.requests} requests do not "
+            "fit into the cache at all; they are not in the figures",
+            file=sys.stderr,
+        )
     if args.plot:
         _plot(args, config, layout, requests)
 
@@ -171,17 +219,13 @@ def _run_trace(args: argparse.Namespace) -> None:
 def _plot(
     args: argparse.Namespace, config: CacheConfig, layout: PageLayout, requests: list[TraceRequest]
 ) -> None:
-    memory = [float(each) for each in args.plot_gib.split(",")]
     flat = fit_layout(config, layout, 1)
-    capacities = [int(gib * 2**30) // layout.page_bytes for gib in memory]
+    capacities = [int(gib * 2**30) // layout.page_bytes for gib in _capacities_gib(args.plot_gib)]
     points = sweep(usual_policies(flat), requests, capacities)
     for point in points:
         row = {"policy": point.policy, "pages": point.pages, "hit_rate": point.report.hit_rate}
         print(json.dumps(row))
-    try:
-        plot(points, args.plot, layout.page_bytes)
-    except ImportError:
-        print("k3 simulate: --plot needs matplotlib, which is not installed", file=sys.stderr)
+    plot(points, args.plot, layout.page_bytes)
 
 
 def _model(args: argparse.Namespace) -> tuple[ModelSizes, PageLayout]:
@@ -193,7 +237,7 @@ def _model(args: argparse.Namespace) -> tuple[ModelSizes, PageLayout]:
 
 def _config(args: argparse.Namespace, unit: int) -> CacheConfig:
     if args.retention.startswith("["):
-        items = json.loads(args.retention)
+        items = _json_list(args.retention)
     else:
         items = [_rule(word) for word in args.retention.split(",") if word and word != "none"]
     return CacheConfig(
@@ -212,6 +256,13 @@ def _config(args: argparse.Namespace, unit: int) -> CacheConfig:
         codec=args.codec,
         eviction=args.eviction,
     )
+
+
+def _json_list(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--retention is no JSON list: {error}") from error
 
 
 def _rule(word: str) -> object:

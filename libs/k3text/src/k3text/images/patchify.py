@@ -1,7 +1,8 @@
 """A picture cut into patches, first as bytes, then as the floats that the vision tower takes.
 
 The two steps are apart because bytes are a quarter as large: they travel and are cached, and floats
-are made where they are needed. Legend: N patches, C = 3 channels, P = patch_size.
+are made where they are needed. Both run compiled where a compiler was found at the first use, and
+in NumPy elsewhere, with the same results. Legend: N patches, C = 3 channels, P = patch_size.
 """
 
 from functools import lru_cache
@@ -10,41 +11,66 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from k3text.images import numpy_steps
 from k3text.images.config import ProcessorConfig
 from k3text.images.geometry import Geometry
+from k3text.images.native.steps import NativeSteps, native_steps
+from k3text.images.native.storage import pixels_in_place
 
 CHANNELS = 3
-CHUNK_PATCHES = 128
-"""Patches normalised at once, so that their indices stay in a core's cache."""
-
-BAND_ROWS = 8
-"""Rows of patches cut at once, so that a band of a large picture stays in a core's cache."""
+BAND_PIXELS = 1 << 17
+"""Pixels cut at once, about; half a megabyte of them stays in a core's cache."""
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
-def to_patches(picture: Image.Image, geometry: Geometry, patch_size: int) -> Bytes:
+def to_patches(
+    picture: Image.Image, geometry: Geometry, patch_size: int, out: Bytes | None = None
+) -> Bytes:
     """Pads a resized RGB picture with zeros right and below, and cuts it.
 
+    Args:
+        picture: RGB, as large as the geometry says.
+        geometry: of the picture.
+        patch_size: side of a patch, pixels.
+        out: flat memory for the patches, at least as long; new memory if None.
+
     Returns:
-        pixels_NCPP: [N, 3, P, P], uint8, row-major over the padded grid.
+        pixels_NCPP: [N, 3, P, P], uint8, row-major over the padded grid; a view of `out`.
     """
     assert picture.mode == "RGB", "patches have three channels"
     _, rows, columns = geometry.grid_thw
-    # A row of a patch is moved as one item: several times as fast as byte by byte.
-    strip = np.dtype((np.void, patch_size))
-    cut = np.empty((rows, columns, CHANNELS, patch_size), dtype=strip)
-    for first in range(0, rows, BAND_ROWS):
-        last = min(rows, first + BAND_ROWS)
-        top, bottom = first * patch_size, min(last * patch_size, picture.height)
-        plane = np.zeros(((last - first) * patch_size, geometry.padded_width), dtype=np.uint8)
-        strips = plane.view(strip).reshape(last - first, patch_size, columns).transpose(0, 2, 1)
-        band = picture.crop((0, top, picture.width, max(top, bottom)))
-        for channel, values in enumerate(band.split()):
-            plane[: band.height, : band.width] = np.asarray(values)
-            cut[first:last, :, channel] = strips
-    return cut.view(np.uint8).reshape(rows * columns, CHANNELS, patch_size, patch_size)
+    shape = (rows, columns, CHANNELS, patch_size, patch_size)
+    size = rows * columns * CHANNELS * patch_size**2
+    patches = (np.empty(size, dtype=np.uint8) if out is None else out[:size]).reshape(shape)
+    native = native_steps()
+    if native is None:
+        numpy_steps.cut(picture, patches)
+    else:
+        _cut(native, picture, patches)
+    return patches.reshape(-1, *shape[2:])
+
+
+def _cut(native: NativeSteps, picture: Image.Image, patches: Bytes) -> None:
+    pixels = pixels_in_place(picture)
+    if pixels is not None:
+        native.cut(pixels, patches)
+        return
+    rows, columns, _, patch_size, _ = patches.shape
+    step = max(1, BAND_PIXELS // (columns * patch_size**2))
+    for first in range(0, rows, step):
+        top, bottom = first * patch_size, min((first + step) * patch_size, picture.height)
+        if top >= bottom:
+            # Rows of patches that lie wholly in the padding.
+            patches[first:] = 0
+            return
+        band = picture.crop((0, top, picture.width, bottom))
+        pixels = pixels_in_place(band)
+        if pixels is None:
+            numpy_steps.cut(band, patches[first : first + step])
+        else:
+            native.cut(pixels, patches[first : first + step])
 
 
 def normalise(pixels_NCPP: Bytes, config: ProcessorConfig, out: Floats | None = None) -> Floats:  # noqa: N803
@@ -60,36 +86,18 @@ def normalise(pixels_NCPP: Bytes, config: ProcessorConfig, out: Floats | None = 
     """
     if out is None:
         out = np.empty(pixels_NCPP.shape, dtype=np.float32)
-    assert out.flags.c_contiguous, "floats are written through a view"
-    num_patches, _, height, width = pixels_NCPP.shape
-    # Two bytes are looked up at once where their number is even, which halves the work.
-    unit = 2 if height * width % 2 == 0 else 1
-    tables = _tables(config, unit)
-    shape = (num_patches, len(tables), CHANNELS // len(tables) * height * width)
-    source = np.ascontiguousarray(pixels_NCPP).reshape(shape).view(f"u{unit}")
-    target = out.reshape(shape).view(f"u{4 * unit}")
-    for start in range(0, num_patches, CHUNK_PATCHES):
-        chunk = slice(start, start + CHUNK_PATCHES)
-        for index, table in enumerate(tables):
-            # Every byte is in range; `clip` only saves the check of it.
-            np.take(table, source[chunk, index], out=target[chunk, index], mode="clip")
+    assert out.flags.c_contiguous, "floats are written one after the other"
+    steps = native_steps() or numpy_steps
+    steps.look_up(np.ascontiguousarray(pixels_NCPP), _tables(config.mean, config.std), out)
     return out
 
 
 @lru_cache(maxsize=8)
-def _tables(config: ProcessorConfig, unit: int) -> tuple[npt.NDArray[np.unsignedinteger], ...]:
-    """The floats of `unit` bytes, as one number of so many times 32 bits, a channel.
+def _tables(mean: tuple[float, float, float], std: tuple[float, float, float]) -> Floats:
+    """The float of every byte, a channel: [3, 256].
 
-    One table stands for all channels where they are alike. Each step is worked out in float64 and
-    kept in float32, as the released NumPy code does.
+    Each step is worked out in float64 and kept in float32, as the released NumPy code does.
     """
-    bytes_as_floats = (np.arange(256) / 255.0).astype(np.float32)
-    channels = list(zip(config.mean, config.std, strict=True))
-    tables: list[npt.NDArray[np.unsignedinteger]] = []
-    for mean, std in channels[:1] if len(set(channels)) == 1 else channels:
-        centred = (bytes_as_floats.astype(np.float64) - mean).astype(np.float32)
-        table = (centred.astype(np.float64) * (1.0 / std)).astype(np.float32)
-        # The order of the bytes in memory, whichever end of a number comes first.
-        index = np.arange(256**unit, dtype=f"u{unit}").view(np.uint8).reshape(-1, unit)
-        tables.append(table[index].view(f"u{4 * unit}").reshape(-1))
-    return tuple(tables)
+    bytes_as_floats = (np.arange(256) / 255.0).astype(np.float32).astype(np.float64)
+    centred = (bytes_as_floats - np.array(mean)[:, None]).astype(np.float32)
+    return (centred.astype(np.float64) * (1.0 / np.array(std))[:, None]).astype(np.float32)

@@ -60,8 +60,19 @@ class ProcessedImage:
     feature_key: bytes
 
 
-def cut(data: bytes, config: ProcessorConfig, limits: ImageLimits | None = None) -> PatchedImage:
+def cut(
+    data: bytes,
+    config: ProcessorConfig,
+    limits: ImageLimits | None = None,
+    out: Bytes | None = None,
+) -> PatchedImage:
     """Makes the byte patches of an image.
+
+    Args:
+        data: the whole encoded image.
+        config: how images become patches.
+        limits: what is refused; the defaults if None.
+        out: flat memory for the patches, long enough for the largest; new memory if None.
 
     Raises:
         ImageError: one of its leaves; see `read_header` and `decode`.
@@ -73,9 +84,10 @@ def cut(data: bytes, config: ProcessorConfig, limits: ImageLimits | None = None)
         if config.fill_stage == "before_resize":
             picture = composite(picture, config.background)
         size = (geometry.width, geometry.height)
-        picture = picture.resize(size, Image.Resampling.BICUBIC)
+        if picture.size != size:
+            picture = picture.resize(size, Image.Resampling.BICUBIC)
         picture = composite(picture, config.background)
-        pixels = to_patches(picture, geometry, config.patch_size)
+        pixels = to_patches(picture, geometry, config.patch_size, out)
     except MemoryError as error:
         raise ImageTooLarge("The image is too large to decode") from error
     return PatchedImage(pixels, geometry.grid_thw, header.width, header.height, geometry.num_tokens)

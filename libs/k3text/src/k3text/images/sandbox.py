@@ -14,6 +14,7 @@ from typing import Self
 
 from k3text.images.config import ProcessorConfig
 from k3text.images.header import ImageLimits, read_header
+from k3text.images.native.steps import native_steps
 from k3text.images.processor import PatchedImage
 from k3text.images.sandbox_process import ProcessLimits, SandboxProcess
 from k3wire.errors import K3Error, ShuttingDown, SlowDown, WorkerLost
@@ -84,6 +85,8 @@ class Sandbox:
         self._is_open = False
 
     async def __aenter__(self) -> Self:
+        # Compiled here, if at all, so that the workers find it.
+        await asyncio.to_thread(native_steps)
         try:
             async with asyncio.TaskGroup() as starts:
                 for process in self._processes:

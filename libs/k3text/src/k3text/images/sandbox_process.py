@@ -46,7 +46,11 @@ START_S = 20.0
 LARGE_BYTES = 1 << 20
 """Bytes from which a copy leaves the event loop, and memory goes back after an image."""
 
-_KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+_KEPT_VARIABLES = (
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL"),
+    # Where the compiled steps are kept.
+    *("HOME", "TMPDIR", "XDG_CACHE_HOME"),
+)
 """Of the service's environment; keys and addresses in the rest are none of a decoder's business."""
 
 

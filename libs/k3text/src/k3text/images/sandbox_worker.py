@@ -15,8 +15,10 @@ from typing import BinaryIO
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from PIL import AvifImagePlugin, Image, ImageFile, MpoImagePlugin
 
+from k3text.images.native.steps import native_steps
 from k3text.images.processor import cut
 from k3text.images.sandbox_protocol import LENGTH, Done, Job, Ready, Reply, Setup, frame
 from k3wire.errors import ImageTooLarge, K3Error
@@ -31,8 +33,10 @@ def main() -> None:
     os.dup2(2, 1)
     setup = msgspec.msgpack.decode(_read(sys.stdin.buffer), type=Setup)
     source = mmap.mmap(setup.input_fd, setup.input_bytes, prot=mmap.PROT_READ)
-    target = mmap.mmap(setup.output_fd, setup.output_bytes)
+    target = np.frombuffer(mmap.mmap(setup.output_fd, setup.output_bytes), dtype=np.uint8)
     _prepare_pillow(setup)
+    # No library could be opened after the lock.
+    native_steps()
     _lock_in(setup)
     replies.write(frame(Ready()))
     while data := _read(sys.stdin.buffer):
@@ -46,16 +50,13 @@ def _read(stream: BinaryIO) -> bytes:
     return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
 
 
-def _run(setup: Setup, data: bytes, target: mmap.mmap) -> Reply:
+def _run(setup: Setup, data: bytes, target: npt.NDArray[np.uint8]) -> Reply:
     try:
-        patched = cut(data, setup.config, setup.limits)
+        patched = cut(data, setup.config, setup.limits, target)
     except K3Error as error:
         return error.to_info()
     except MemoryError:
         return ImageTooLarge("The image is too large to decode").to_info()
-    assert patched.pixels.nbytes <= setup.output_bytes, "the output holds the largest image"
-    out = np.frombuffer(target, dtype=np.uint8, count=patched.pixels.nbytes)
-    out[:] = patched.pixels.reshape(-1)
     return Done(
         grid_thw=patched.grid_thw,
         width=patched.width,

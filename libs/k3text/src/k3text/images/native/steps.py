@@ -1,0 +1,103 @@
+"""The compiled steps as functions on NumPy arrays; they release the interpreter lock while they run.
+
+Nothing here decides pixels: for every input the result is that of `k3text.images.numpy_steps`, which
+runs where there is no compiler.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from k3text.images.native.build import NativeUnavailableError, build, folders
+from k3text.images.native.storage import Pixels
+
+logger = logging.getLogger(__name__)
+
+CHANNELS = 3
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSteps:
+    """Entry points of the shared object, of which the arguments are addresses and lengths."""
+
+    cut_entry: Callable[..., None]
+    look_up_entry: Callable[..., None]
+
+    def cut(self, pixels: Pixels, out: Bytes) -> None:
+        """Cuts a picture, or a band of one, into patches.
+
+        Args:
+            pixels: of the picture.
+            out: [rows, columns, 3, P, P], C-contiguous; wholly written, zero where the picture does
+                not reach.
+        """
+        rows, columns, _, patch, _ = out.shape
+        assert out.flags.c_contiguous, "patches are written one after the other"
+        assert pixels.width <= columns * patch, "the picture fits its patches"
+        assert pixels.height <= rows * patch, "the picture fits its patches"
+        scratch = np.empty(CHANNELS * columns * patch, dtype=np.uint8)
+        self.cut_entry(
+            pixels.address, pixels.width, pixels.height, patch, rows, columns,
+            scratch.ctypes.data, out.ctypes.data,
+        )  # fmt: skip
+
+    def look_up(self, pixels_NCPP: Bytes, tables: Floats, out: Floats) -> None:  # noqa: N803
+        """Writes the float of every byte.
+
+        Args:
+            pixels_NCPP: [N, 3, P, P], uint8, C-contiguous.
+            tables: [3, 256], float32: the float of every byte, a channel.
+            out: [N, 3, P, P], float32, C-contiguous.
+        """
+        num_patches, _, height, width = pixels_NCPP.shape
+        assert pixels_NCPP.flags.c_contiguous, "bytes are read one after the other"
+        assert out.flags.c_contiguous, "floats are written one after the other"
+        assert out.shape == pixels_NCPP.shape, "a float for every byte"
+        assert tables.shape == (CHANNELS, 256), "a table for every channel"
+        self.look_up_entry(
+            pixels_NCPP.ctypes.data,
+            num_patches,
+            height * width,
+            tables.ctypes.data,
+            out.ctypes.data,
+        )
+
+
+def load(library: Path) -> NativeSteps:
+    """Loads the compiled steps.
+
+    Raises:
+        NativeUnavailableError: the file cannot be loaded here.
+    """
+    try:
+        handle = ctypes.CDLL(str(library))
+    except OSError as error:
+        raise NativeUnavailableError(f"compiled code does not load: {error}") from error
+    address, length = ctypes.c_void_p, ctypes.c_ssize_t
+    handle.k3_cut.argtypes = (address, *([length] * 5), address, address)
+    handle.k3_cut.restype = None
+    handle.k3_look_up.argtypes = (address, length, length, address, address)
+    handle.k3_look_up.restype = None
+    return NativeSteps(handle.k3_cut, handle.k3_look_up)
+
+
+@lru_cache(maxsize=1)
+def native_steps() -> NativeSteps | None:
+    """Gives the compiled steps, compiling them if need be, or None where they cannot be had.
+
+    The first call may block for a second; it belongs into a start.
+    """
+    try:
+        return load(build(folders()))
+    except NativeUnavailableError as error:
+        logger.warning("images are cut without compiled code", extra={"reason": str(error)})
+        return None

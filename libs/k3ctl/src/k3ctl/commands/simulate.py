@@ -86,6 +86,11 @@ def add_parser(subparsers: Subparsers) -> None:
     policy.add_argument("--export-mode", choices=get_args(ExportMode), default="in_pass")
     policy.add_argument("--export-alignment", type=int, default=16)
     policy.add_argument("--chunk-tokens", type=int, default=1 << 30)
+    _add_sizes(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
     size = parser.add_argument_group("sizes; unlimited if none is given")
     size.add_argument("--pages", type=int, default=0, help="pages of MLA rows")
     size.add_argument("--page-units", type=int, default=12, help="units a page")
@@ -105,7 +110,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "--plot", type=Path, help="picture of hit rate against capacity, a line a policy"
     )
     size.add_argument("--plot-gib", default="4,8,16,32,64,128", help="capacities to draw")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,10 +2,11 @@
 
 Starts the whole stack with the scripted engine (everything is real but the forward pass), asks for
 streamed answers one after the other and then at a fixed rate, open loop, and does the same against
-a bare uvicorn application that answers the very bytes of such a stream. Refuses to report if the
-answers are not the scripted text.
+a bare uvicorn application that answers the very bytes of such a stream. Says where the processor's
+time went, service by service, and how late the workers' beats were meanwhile. Refuses to report if
+the answers are not the scripted text.
 
-    python benchmarks/gateway_floor.py [--rate 300] [--seconds 10] [--json]
+    python benchmarks/gateway_floor.py [--rate 300] [--seconds 10] [--tokens 1] [--json]
 """
 
 import argparse
@@ -16,11 +17,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from k3wire import subjects
+from k3wire.bus.nats_bus import NatsBus
+from k3wire.messages.control import HEARTBEAT_INTERVAL_S, Heartbeat
 
 TEXT = "A scripted answer."
+END = b"\r\n0\r\n\r\n"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BARE = """
 import sys, uvicorn
 BODY = open(sys.argv[2], "rb").read()
@@ -34,6 +44,8 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": BODY})
 uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False)
 """
+
+Done = Callable[["Connection"], None]
 
 
 def request_bytes(model: str, max_tokens: int) -> bytes:
@@ -54,42 +66,72 @@ def request_bytes(model: str, max_tokens: int) -> bytes:
     return head.encode() + body
 
 
-class Connection:
-    """A kept-alive connection that reads one chunked answer at a time."""
+class Connection(asyncio.Protocol):
+    """A kept-alive connection with one chunked answer at a time.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    A bare protocol, without streams or tasks: it shares the two cores with what it measures.
+    """
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.due_s = 0.0
+        self.first_s = 0.0
+        self.data = b""
+        self._done: Done | None = None
 
     @classmethod
     async def open(cls, port: int) -> "Connection":
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(cls, "127.0.0.1", port))[1]
 
-    def close(self) -> None:
-        self._writer.close()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._done is not None:
+            raise SystemExit("the server hung up in the middle of an answer")
+
+    def start(self, request: bytes, due_s: float, done: Done) -> None:
+        """Sends a request; `done` hears of the end of its answer."""
+        self.due_s, self.first_s, self.data, self._done = due_s, 0.0, b"", done
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self.data = self.data + data if self.data else data
+        if not self.first_s and self.data.find(b"\r\n\r\n") + 4 < len(self.data):
+            self.first_s = time.perf_counter() - self.due_s
+        if self.data.endswith(END) or not self.data.startswith(b"HTTP/1.1 200"):
+            done, self._done = self._done, None
+            assert done is not None, "nothing comes unasked"
+            done(self)
+
+    def body(self) -> bytes:
+        """The answer's chunks joined."""
+        head, _, rest = self.data.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"the server refused: {self.data[:600]!r}")
+        parts: list[bytes] = []
+        while True:
+            line, _, rest = rest.partition(b"\r\n")
+            size = int(line, 16)
+            if not size:
+                return b"".join(parts)
+            parts.append(rest[:size])
+            rest = rest[size + 2 :]
 
     async def ask(self, request: bytes) -> tuple[float, bytes]:
-        """Sends a request; gives the seconds to the first byte of the body, and the body."""
-        start_s = time.perf_counter()
-        self._writer.write(request)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        assert b" 200 " in head.split(b"\r\n", 1)[0], head + await self._reader.read(600)
-        parts: list[bytes] = []
-        first_s = 0.0
-        while True:
-            size = int(await self._reader.readline(), 16)
-            first_s = first_s or time.perf_counter() - start_s
-            data = await self._reader.readexactly(size + 2)
-            if not size:
-                return first_s, b"".join(parts)
-            parts.append(data[:-2])
+        """Gives the seconds to the first byte of the body, and the body."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.start(request, time.perf_counter(), lambda _: done.set_result(None))
+        await done
+        return self.first_s, self.body()
 
 
 async def one_by_one(port: int, request: bytes, count: int) -> list[float]:
     """Times to first byte of requests that wait for each other."""
     connection = await Connection.open(port)
     times = [(await connection.ask(request))[0] for _ in range(count)]
-    connection.close()
+    connection.transport.close()
     return sorted(times[count // 10 :])
 
 
@@ -100,26 +142,35 @@ async def at_rate(
 
     counted from when each request was due.
     """
+    count = int(rate * seconds)
     idle: list[Connection] = []
+    opened: list[Connection] = []
     times: list[float] = []
+    answered = asyncio.Event()
     start_s = time.perf_counter()
 
-    async def send(due_s: float) -> None:
-        connection = idle.pop() if idle else await Connection.open(port)
-        late_s = time.perf_counter() - due_s
-        first_s, _ = await connection.ask(request)
-        times.append(late_s + first_s)
+    def done(connection: Connection) -> None:
+        connection.body()
+        times.append(connection.first_s)
         idle.append(connection)
+        if len(times) == count:
+            answered.set()
 
-    async with asyncio.TaskGroup() as group:
-        for index in range(int(rate * seconds)):
-            due_s = start_s + index / rate
-            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-            group.create_task(send(due_s))
+    for index in range(count):
+        due_s = start_s + index / rate
+        wait_s = due_s - time.perf_counter()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        if not idle:
+            opened.append(await Connection.open(port))
+            idle.append(opened[-1])
+        idle.pop().start(request, due_s, done)
+    async with asyncio.timeout(120):
+        await answered.wait()
     took_s = time.perf_counter() - start_s
-    for connection in idle:
-        connection.close()
-    return len(times) / took_s, sorted(times)
+    for connection in opened:
+        connection.transport.close()
+    return count / took_s, sorted(times)
 
 
 def percentile(times: list[float], share: float) -> float:
@@ -127,9 +178,60 @@ def percentile(times: list[float], share: float) -> float:
     return 1000 * times[min(len(times) - 1, int(share * len(times)))]
 
 
+def children_of(pid: int) -> dict[int, str]:
+    """Every process under one, by the name of what it runs."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int(fields_of_stat(int(entry.name))[1])
+            except OSError:
+                continue
+    found = {pid: name_of(pid)}
+    while fresh := {child for child, up in parents.items() if up in found} - found.keys():
+        found |= {child: name_of(child) for child in fresh}
+    return found
+
+
+def fields_of_stat(pid: int) -> list[str]:
+    """The numbers of /proc/PID/stat from the state on; the name before them may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def name_of(pid: int) -> str:
+    """`k3_gateway` of `python -m k3_gateway`, else the program's own name."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    named = [word for word in words if word.startswith(("k3_", "k3ctl"))]
+    return named[0] if named else Path(words[0].split()[0]).name
+
+
+def cpu_seconds(processes: dict[int, str]) -> dict[str, float]:
+    """Processor time so far of each kind of process, and of this one as the client."""
+    spent = {"client": time.process_time()}
+    for pid, name in processes.items():
+        fields = fields_of_stat(pid)
+        spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    return spent
+
+
+class Beats:
+    """How late the workers' life signs are."""
+
+    def __init__(self) -> None:
+        self._last_ns: dict[str, int] = {}
+        self.late_ms: dict[str, float] = {}
+
+    def take(self, beat: Heartbeat) -> None:
+        last_ns = self._last_ns.get(beat.worker_id)
+        self._last_ns[beat.worker_id] = beat.sent_unix_ns
+        if last_ns is not None:
+            late_ms = (beat.sent_unix_ns - last_ns) / 1e6 - 1000 * HEARTBEAT_INTERVAL_S
+            self.late_ms[beat.role] = max(self.late_ms.get(beat.role, 0.0), late_ms)
+
+
 @asynccontextmanager
-async def scripted_stack(folder: Path) -> AsyncIterator[tuple[int, str]]:
-    """Runs `k3 up --engine scripted`; gives the gateway's port and the model's name."""
+async def scripted_stack(folder: Path) -> AsyncIterator[tuple[dict[str, Any], int]]:
+    """Runs `k3 up --engine scripted`; gives what it says of itself, and its process."""
     script = folder / "script.jsonl"
     script.write_text(json.dumps({"match": "", "text": TEXT}) + "\n")
     environment = {**os.environ, "K3_UP_FOLDER": str(folder / "run"), "K3_LOG_LEVEL": "WARNING"}
@@ -139,27 +241,26 @@ async def scripted_stack(folder: Path) -> AsyncIterator[tuple[int, str]]:
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        state = json.loads(await process.stdout.readline())
-        yield int(state["gateway_url"].rsplit(":", 1)[1]), state["model"]
+        yield json.loads(await process.stdout.readline()), process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         await process.wait()
 
 
 @asynccontextmanager
-async def bare_server(folder: Path, body: bytes, port: int) -> AsyncIterator[int]:
-    """Runs a uvicorn application that answers one fixed body."""
+async def bare_server(folder: Path, body: bytes, port: int) -> AsyncIterator[tuple[int, int]]:
+    """Runs a uvicorn application that answers one fixed body; gives its port and process."""
     (folder / "body").write_bytes(body)
     command = [sys.executable, "-c", BARE, str(port), str(folder / "body")]
     process = await asyncio.create_subprocess_exec(*command)
     try:
         for _ in range(200):
             try:
-                (await Connection.open(port)).close()
+                (await Connection.open(port)).transport.close()
                 break
             except OSError:
                 await asyncio.sleep(0.05)
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         await process.wait()
@@ -172,17 +273,25 @@ def text_of(stream: bytes) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-async def measure(port: int, request: bytes, rate: float, seconds: float) -> dict[str, float]:
-    """Takes both measurements of one server."""
+async def measure(
+    port: int, pid: int, request: bytes, rate: float, seconds: float
+) -> dict[str, float]:
+    """Takes all measurements of one server."""
     alone = await one_by_one(port, request, 200)
     await at_rate(port, request, rate, 1.0)
+    processes = children_of(pid)
+    before = cpu_seconds(processes)
     rps, loaded = await at_rate(port, request, rate, seconds)
+    after = cpu_seconds(processes)
+    spent = {name: 1000 * (after[name] - before[name]) / len(loaded) for name in after}
     return {
         "first_byte_ms_p50": percentile(alone, 0.5),
         "first_byte_ms_p99": percentile(alone, 0.99),
         "answers_per_s": rps,
         "loaded_first_byte_ms_p50": percentile(loaded, 0.5),
         "loaded_first_byte_ms_p99": percentile(loaded, 0.99),
+        "cpu_ms_a_request": sum(spent.values()),
+        **{f"cpu_ms {name}": ms for name, ms in sorted(spent.items()) if ms >= 0.01},
     }
 
 
@@ -190,7 +299,8 @@ async def run(rate: float, seconds: float, max_tokens: int) -> dict[str, dict[st
     """Measures the gateway, then the bare server."""
     with tempfile.TemporaryDirectory(prefix="k3-floor-") as name:
         folder = Path(name)
-        async with scripted_stack(folder) as (port, model):
+        async with scripted_stack(folder) as (state, pid):
+            port, model = int(state["gateway_url"].rsplit(":", 1)[1]), state["model"]
             whole = await (await Connection.open(port)).ask(request_bytes(model, 64))
             if text_of(whole[1]) != TEXT:
                 raise SystemExit(f"the stack answered {text_of(whole[1])!r}, not the script")
@@ -198,10 +308,23 @@ async def run(rate: float, seconds: float, max_tokens: int) -> dict[str, dict[st
             _, stream = await (await Connection.open(port)).ask(request)
             if not TEXT.startswith(text_of(stream)):
                 raise SystemExit(f"the stack answered {text_of(stream)!r}, not the script")
-            gateway = await measure(port, request, rate, seconds)
-        async with bare_server(folder, stream, port) as bare_port:
-            bare = await measure(bare_port, request, rate, seconds)
+            bus, beats = await NatsBus.connect(state["nats_url"], "benchmark"), Beats()
+            await bus.listen(subjects.heartbeats(), Heartbeat, beats.take)
+            gateway = await measure(port, pid, request, rate, seconds)
+            gateway |= {f"beat_late_ms {role}": ms for role, ms in sorted(beats.late_ms.items())}
+            await bus.close()
+        async with bare_server(folder, stream, port) as (bare_port, bare_pid):
+            bare = await measure(bare_port, bare_pid, request, rate, seconds)
     return {"gateway": gateway, "bare": bare}
+
+
+def table(found: dict[str, dict[str, float]]) -> Iterable[str]:
+    """The lines of the report; ratios where the bare server has the same figure."""
+    yield f"{'':28}{'gateway':>12}{'bare uvicorn':>14}{'ratio':>8}"
+    for name, value in found["gateway"].items():
+        other = found["bare"].get(name)
+        rest = f"{other:14.2f}{value / other:8.2f}" if other else ""
+        yield f"{name:28}{value:12.2f}{rest}"
 
 
 def main() -> None:
@@ -212,14 +335,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1, help="of each answer; past 1 decode joins")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = asyncio.run(run(arguments.rate, arguments.seconds, arguments.tokens))
+    found = uvloop.run(run(arguments.rate, arguments.seconds, arguments.tokens))
     if arguments.json:
         print(json.dumps(found))
         return
-    print(f"{'':28}{'gateway':>12}{'bare uvicorn':>14}{'ratio':>8}")
-    for name, value in found["gateway"].items():
-        other = found["bare"][name]
-        print(f"{name:28}{value:12.2f}{other:14.2f}{value / other:8.2f}")
+    print("\n".join(table(found)))
 
 
 if __name__ == "__main__":

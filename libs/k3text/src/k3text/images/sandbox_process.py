@@ -44,7 +44,11 @@ START_S = 20.0
 """How long a worker may take to start; a third of a second is usual."""
 
 LARGE_BYTES = 1 << 20
-"""Bytes from which a copy leaves the event loop, and memory goes back after an image."""
+"""Bytes from which a copy leaves the event loop."""
+
+KEPT_BYTES = 8 << 20
+"""Longest content whose memory a worker keeps for its next image; taking it anew costs a tenth of
+the whole work. What is longer goes back to the system."""
 
 _KEPT_VARIABLES = (
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL"),
@@ -275,7 +279,7 @@ class _SharedFile:
 
     def clear(self, num_bytes: int) -> None:
         """Gives a large image's memory back to the system."""
-        if num_bytes >= LARGE_BYTES and not self._map.closed:
+        if num_bytes > KEPT_BYTES and not self._map.closed:
             self._map.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> None:

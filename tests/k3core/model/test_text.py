@@ -128,3 +128,18 @@ def test_only_wanted_rows_get_logits() -> None:
     output = sequence.feed(segment, all_logits=False)
     assert output.logits.shape == (1, data.config.text.vocab_size)
     assert (output.logits[0] - data.logits[-1]).abs().max() <= TOLERANCE
+
+
+def test_the_dense_pass_taps_what_the_paged_one_taps() -> None:
+    data, model = golden(), micro_model("reference")
+    last = model.config.num_layers - 1
+    taps = ("layer0.stream", "layer1.mixture", f"layer{last}.stream", f"layer{last}.mixture")
+    paged = run_tapped(model, chunks_of(31), taps)
+    ids = data.token_ids.unsqueeze(0)
+    dense = model.forward_dense_taps(ids, taps, data.image_rows, data.image_embeds)
+    assert (dense.logits - paged["logits"]).abs().max() <= TOLERANCE
+    assert dense.taps.keys() == set(taps)
+    for name in taps:
+        assert (dense.taps[name] - paged[name]).abs().max() <= TOLERANCE
+    plain = model.forward_dense(ids, data.image_rows, data.image_embeds)
+    assert torch.equal(plain[0], dense.logits)

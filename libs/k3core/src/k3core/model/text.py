@@ -101,15 +101,45 @@ class TextModel(nn.Module):
         Returns:
             Logits [B, T, vocabulary], or [R, vocabulary] if rows are named; float32.
         """
-        shape = token_ids_BT.shape
-        state = self._embed(token_ids_BT.flatten(), image_rows, image_embeds)
-        attends = [
-            partial(_attend_dense, layer.attention.forward_dense, shape) for layer in self._layers()
-        ]
-        self._run_layers(state, attends, frozenset())
+        state, _ = self._run_dense(token_ids_BT, image_rows, image_embeds, ())
         if logits_rows is not None:
             return self._head(_rows_of(state, logits_rows))
-        return self._head(state).unflatten(0, shape)
+        return self._head(state).unflatten(0, token_ids_BT.shape)
+
+    def forward_dense_taps(
+        self,
+        token_ids_BT: torch.Tensor,
+        taps: Sequence[str],
+        image_rows: torch.Tensor | None = None,
+        image_embeds: torch.Tensor | None = None,
+    ) -> ForwardOutput:
+        """Run whole sequences without a cache and also return taps, as drafts are trained on.
+
+        Args:
+            token_ids_BT: [B, T], int64; every row starts from zero states.
+            taps: names as in `forward`.
+            image_rows: [M], int64, rows of the flattened [B * T] to replace, or None.
+            image_embeds: [M, D], the replacing rows, or None.
+
+        Returns:
+            Logits [B * T, vocabulary] float32, and the taps, each [B * T, D]; differentiable.
+        """
+        state, tapped = self._run_dense(token_ids_BT, image_rows, image_embeds, taps)
+        return ForwardOutput(logits=self._head(state), taps=tapped)
+
+    def _run_dense(
+        self,
+        token_ids_BT: torch.Tensor,
+        image_rows: torch.Tensor | None,
+        image_embeds: torch.Tensor | None,
+        taps: Sequence[str],
+    ) -> tuple[DepthState, dict[str, torch.Tensor]]:
+        state = self._embed(token_ids_BT.flatten(), image_rows, image_embeds)
+        attends = [
+            partial(_attend_dense, layer.attention.forward_dense, token_ids_BT.shape)
+            for layer in self._layers()
+        ]
+        return state, self._run_layers(state, attends, frozenset(taps))
 
     def _embed(
         self,

@@ -12,6 +12,7 @@ engine's pages, the embeddings' room and the reservation, once; an error also en
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +76,8 @@ class Journey:
         self.request = request
         self.key = f"{request.request_id}#{request.attempt}"
         self._worker = worker
-        self._inbox: asyncio.Queue[EngineEvent] = asyncio.Queue()
+        self._inbox: deque[EngineEvent] = deque()
+        self._has_event: asyncio.Future[None] | None = None
         self._start_unix_ns = time.time_ns()
         self._start_ns = time.perf_counter_ns()
         self._admitted_ns = 0
@@ -126,7 +128,15 @@ class Journey:
             self._release_embeddings()
             if self._is_granted or event.finish_reason is not None:
                 self._tell_first_token(event)
-        self._inbox.put_nowait(event)
+        self._inbox.append(event)
+        if self._has_event is not None and not self._has_event.done():
+            self._has_event.set_result(None)
+
+    async def _next_event(self) -> EngineEvent:
+        while not self._inbox:
+            self._has_event = asyncio.get_running_loop().create_future()
+            await self._has_event
+        return self._inbox.popleft()
 
     async def _travel(self) -> None:
         self._payload = await self._worker.read_prompt(
@@ -151,7 +161,7 @@ class Journey:
             reservation = group.create_task(self._reserve())
         pushed = _Pushed()
         while True:
-            event = await self._inbox.get()
+            event = await self._next_event()
             match event.kind:
                 case "admitted" if event.images and self._worker.desk is not None:
                     group.create_task(self._bring_images(self._worker.desk, event.images))

@@ -155,6 +155,18 @@ def test_a_plot_has_a_line_a_policy(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<svg" in picture.read_text()
 
 
+def test_wider_rows_leave_room_for_fewer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(_BLOCK)
+    row_bytes: list[int] = []
+    for dtype in ("fp8", "bfloat16", "float32"):
+        assert main(["simulate", "--trace", str(path), "--row-dtype", dtype]) == 0
+        row_bytes.append(json.loads(capsys.readouterr().out)["bytes"]["rows_resident_max"])
+    assert row_bytes == [row_bytes[0], 2 * row_bytes[0], 4 * row_bytes[0]]
+
+
 def test_requests_that_never_fit_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

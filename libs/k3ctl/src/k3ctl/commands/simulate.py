@@ -41,6 +41,8 @@ K3_TP8 = ModelSizes(
     conv_itemsize=2,
 )
 
+_ROW_ITEMSIZE = {"float32": 4, "bfloat16": 2, "fp8": 1}
+
 # How the published counts of each trace were made.
 _DROP_MATCH = {"agent-sessions": "writer"}
 
@@ -100,6 +102,11 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     )
     size.add_argument("--config", type=Path, help="checkpoint folder; Kimi K3 at TP8 if absent")
     size.add_argument("--tp", type=int, default=K3_TP, help="ranks that share the model")
+    size.add_argument(
+        "--row-dtype",
+        choices=tuple(_ROW_ITEMSIZE),
+        help="of cached MLA rows; absent: fp8 for Kimi K3, bfloat16 with --config",
+    )
     size.add_argument(
         "--state-bytes", type=int, default=0, help="for byte totals; the model's if 0"
     )
@@ -234,8 +241,11 @@ def _plot(
 
 def _model(args: argparse.Namespace) -> tuple[ModelSizes, PageLayout]:
     if args.config is None:
-        return K3_TP8, plan_layout(K3_TP8)
-    sizes = model_sizes(load_config(args.config).text, args.tp)
+        itemsize = _ROW_ITEMSIZE[args.row_dtype or "fp8"]
+        sizes = replace(K3_TP8, row_bytes=K3_TP8.row_elements * itemsize)
+        return sizes, plan_layout(sizes)
+    itemsize = _ROW_ITEMSIZE[args.row_dtype or "bfloat16"]
+    sizes = model_sizes(load_config(args.config).text, args.tp, itemsize)
     return sizes, plan_layout(sizes)
 
 

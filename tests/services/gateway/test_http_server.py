@@ -9,7 +9,13 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from k3_gateway.http_server import MAX_HEAD_BYTES, BoundedHttp, make_server
+from k3_gateway.http_server import (
+    MAX_HEAD_BYTES,
+    MAX_HELD_BYTES,
+    BoundedHttp,
+    GatheringTransport,
+    make_server,
+)
 
 
 @asynccontextmanager
@@ -85,3 +91,52 @@ async def test_a_head_that_never_ends_is_hung_up_on(
     async with serving() as (reader, writer):
         writer.write(data)
         assert await reader.read() == b""
+
+
+class Wire:
+    """A transport that notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.calls.append(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+async def test_writes_of_one_turn_are_one_call_and_of_two_are_two() -> None:
+    wire = Wire()
+    transport = GatheringTransport(wire, asyncio.get_running_loop())
+    for data in (b"head", b"one", b"end"):
+        transport.write(data)
+    assert wire.calls == []
+    await asyncio.sleep(0)
+    transport.write(b"two")
+    await asyncio.sleep(0)
+    assert wire.calls == [b"headoneend", b"two"]
+
+
+async def test_what_is_held_leaves_before_the_close_and_nothing_after_it() -> None:
+    wire = Wire()
+    transport = GatheringTransport(wire, asyncio.get_running_loop())
+    transport.write(b"last")
+    transport.close()
+    assert (wire.calls, transport.is_closing()) == ([b"last"], True)
+    transport.write(b"late")
+    await asyncio.sleep(0)
+    assert wire.calls == [b"last"]
+
+
+async def test_a_fast_writer_is_not_held_back_for_ever() -> None:
+    wire = Wire()
+    transport = GatheringTransport(wire, asyncio.get_running_loop())
+    transport.write(b"a" * MAX_HELD_BYTES)
+    transport.write(b"b")
+    assert sum(map(len, wire.calls)) == MAX_HELD_BYTES + 1

@@ -97,3 +97,15 @@ async def test_frames_of_closed_requests_are_dropped() -> None:
     box.close("r")
     box.on_frame(frame(delta(0, 1)))
     assert box.num_open == 0
+
+
+async def test_silence_is_said_and_nothing_is_lost_by_it() -> None:
+    stream = TokenStream(request_id="r", attempt=0)
+    deadline_s = asyncio.get_running_loop().time() + 5
+    assert await stream.next(deadline_s, 0.01) is None
+    stream.put(delta(0, 1))
+    found = await stream.next(deadline_s, 0.01)
+    assert found is not None
+    assert found.token_ids == (1,)
+    with pytest.raises(DeadlineExceeded):
+        await stream.next(asyncio.get_running_loop().time() + 0.01, 5.0)

@@ -25,6 +25,7 @@ from k3core.simulate.trace_formats import (
     read_trace,
 )
 from k3core.weights.config_file import load_config
+from k3ctl.commands.inspect import ROW_DTYPES
 from k3ctl.subparsers import Subparsers
 
 # Kimi K3 at one rank of eight with rows of one byte an element: 69 KDA and 24 MLA layers, 96
@@ -40,8 +41,6 @@ K3_TP8 = ModelSizes(
     conv_width=4,
     conv_itemsize=2,
 )
-
-_ROW_ITEMSIZE = {"float32": 4, "bfloat16": 2, "fp8": 1}
 
 # How the published counts of each trace were made.
 _DROP_MATCH = {"agent-sessions": "writer"}
@@ -104,7 +103,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--tp", type=int, default=K3_TP, help="ranks that share the model")
     size.add_argument(
         "--row-dtype",
-        choices=tuple(_ROW_ITEMSIZE),
+        choices=tuple(ROW_DTYPES),
         help="of cached MLA rows; absent: fp8 for Kimi K3, bfloat16 with --config",
     )
     size.add_argument(
@@ -241,10 +240,10 @@ def _plot(
 
 def _model(args: argparse.Namespace) -> tuple[ModelSizes, PageLayout]:
     if args.config is None:
-        itemsize = _ROW_ITEMSIZE[args.row_dtype or "fp8"]
+        itemsize = ROW_DTYPES[args.row_dtype or "fp8"]
         sizes = replace(K3_TP8, row_bytes=K3_TP8.row_elements * itemsize)
         return sizes, plan_layout(sizes)
-    itemsize = _ROW_ITEMSIZE[args.row_dtype or "bfloat16"]
+    itemsize = ROW_DTYPES[args.row_dtype or "bfloat16"]
     sizes = model_sizes(load_config(args.config).text, args.tp, itemsize)
     return sizes, plan_layout(sizes)
 

@@ -43,10 +43,13 @@ def bodies(monkeypatch: pytest.MonkeyPatch) -> Generator[list[bytes], None, None
 
 def test_a_collector_gets_parents_attributes_and_failures(bodies: list[bytes]) -> None:
     tracing = Tracing("prefill", "prefill-1", "", 1.0)
-    with tracing.span("outer", is_server=True) as outer:
-        with pytest.raises(ValueError, match="secret"), tracing.span("inner") as inner:
-            inner.set_attribute("k3.num_items", 3)
-            raise ValueError("secret")
+    with (
+        tracing.span("outer", is_server=True) as outer,
+        pytest.raises(ValueError, match="secret"),
+        tracing.span("inner") as inner,
+    ):
+        inner.set_attribute("k3.num_items", 3)
+        raise ValueError("secret")
     tracing.close()
     [resource] = [
         resource

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+from train_nano.drafts import DraftsPlan, make_drafts
 from train_nano.evaluate import Evaluation
 from train_nano.export import export
 from train_nano.model import SEED
@@ -38,6 +39,12 @@ def main() -> int:
     exporting.add_argument("--folder", type=Path, default=FOLDER)
     exporting.add_argument("--out", type=Path, default=CHECKPOINT)
     exporting.set_defaults(run=_export)
+    drafting = commands.add_parser("drafts", help="train and measure both drafts of a checkpoint")
+    drafting.add_argument("--target", type=Path, default=CHECKPOINT)
+    drafting.add_argument("--minutes", type=float, default=10.0)
+    drafting.add_argument("--seed", type=int, default=SEED)
+    drafting.add_argument("--questions", type=int, default=40, help="held-out, of each group")
+    drafting.set_defaults(run=_drafts)
     args = parser.parse_args()
     return args.run(args)
 
@@ -51,6 +58,12 @@ def _export(args: argparse.Namespace) -> int:
     export(args.folder, args.out)
     size = sum(file.stat().st_size for file in args.out.rglob("*") if file.is_file())
     print(f"{args.out}: {size / 1e6:.1f} MB")
+    return 0
+
+
+def _drafts(args: argparse.Namespace) -> int:
+    plan = DraftsPlan(args.target, args.minutes, args.seed, args.questions)
+    print(make_drafts(plan))
     return 0
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from aiohttp import web
 from PIL import Image
 
+from k3ctl.stack.child import die_with_parent
 from k3ctl.stack.plan import SERVICES
 from k3ctl.stack.state import family
 
@@ -146,16 +147,19 @@ async def running_stack(folder: Path, *arguments: str, **variables: str) -> Asyn
         "K3_TRACE_DIR": "",
         **variables,
     }
-    with (run_folder / "up.log").open("w") as log:
+    # Beside the folder, which the stack clears of logs when it starts.
+    log_path = run_folder.with_suffix(".log")
+    with log_path.open("w") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "k3ctl.main", "up", "--json", "--checkpoint", str(checkpoint),
             *arguments, env=environment, stdout=asyncio.subprocess.PIPE, stderr=log,
+            preexec_fn=die_with_parent(os.getpid()),
         )  # fmt: skip
     try:
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
-            raise SystemExit((run_folder / "up.log").read_text())
+            raise SystemExit(log_path.read_text())
         state = json.loads(line)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout) as session:

@@ -5,10 +5,11 @@ L3, all four) and plays the same conversation against each: one request with man
 same request again, then turns that add two pictures each. Counts what the stages did, by their own
 counters and by the picture host, and refuses to report if two settings answer differently.
 
-    python benchmarks/media_tiers.py [--pictures 150] [--turns 25] [--settings all,L1..L3]
+    python benchmarks/media_tiers.py [--pictures 150] [--turns 25] [--size 1000x800]
+        [--settings none,L1,L1+L2,L1..L3,all]
 
-At its full size the run without L3 encodes some 4,500 pictures a setting, which takes about an hour
-each on a small processor; `--pictures 12 --turns 3` shows the same shape in minutes.
+At its full size a run without L3 encodes some 4,700 pictures, which takes hours on a small
+processor; `--size 250x200`, or `--pictures 12 --turns 3`, shows the same shape in minutes.
 """
 
 import argparse
@@ -22,7 +23,6 @@ from typing import Any
 
 from media_stack import PictureHost, Stack, jpeg, picture_host, running_stack
 
-WIDTH, HEIGHT = 1000, 800
 ADDED = 2
 """Pictures that a turn adds."""
 
@@ -107,15 +107,25 @@ async def take_step(
     )
 
 
-async def play(name: str, folder: Path, num_pictures: int, num_turns: int) -> list[Step]:
+@dataclass(frozen=True)
+class Script:
+    """The conversation: pictures of the first request, turns, and the pictures' size."""
+
+    num_pictures: int
+    num_turns: int
+    width: int
+    height: int
+
+
+async def play(name: str, folder: Path, script: Script) -> list[Step]:
     """Plays the conversation against a stack with some tiers off."""
-    off = SETTINGS[name]
+    off, num_pictures, num_turns = SETTINGS[name], script.num_pictures, script.num_turns
     variables = dict(ROOM)
     for tier in off:
         variables |= OFF.get(tier, {})
     async with picture_host() as host, running_stack(folder, **variables) as stack:
         for number in range(num_pictures + ADDED * num_turns):
-            host.pictures[number] = jpeg(number, WIDTH, HEIGHT)
+            host.pictures[number] = jpeg(number, script.width, script.height)
         salts = iter(range(num_turns + 2))
 
         async def step(messages: Sequence[dict[str, Any]], num_new: int) -> Step:
@@ -175,13 +185,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pictures", type=int, default=150, help="in the first request")
     parser.add_argument("--turns", type=int, default=25, help="that add two pictures each")
+    parser.add_argument("--size", default="1000x800", help="of a picture, pixels")
     parser.add_argument("--settings", default=",".join(SETTINGS), help="which, by commas")
     arguments = parser.parse_args()
+    width, height = map(int, arguments.size.split("x"))
+    script = Script(arguments.pictures, arguments.turns, width, height)
     played: dict[str, list[Step]] = {}
     with tempfile.TemporaryDirectory(prefix="k3-media-") as name:
         for setting in arguments.settings.split(","):
-            job = play(setting, Path(name), arguments.pictures, arguments.turns)
-            played[setting] = asyncio.run(job)
+            played[setting] = asyncio.run(play(setting, Path(name), script))
             answers = [[step.answer for step in steps] for steps in played.values()]
             if any(each != answers[0] for each in answers):
                 raise SystemExit(f"{setting} answers differently; no figures: {answers}")

@@ -93,6 +93,8 @@ class Stack:
 
     folder: Path
     url: str
+    nats_url: str
+    checkpoint: Path
     model: str
     session: aiohttp.ClientSession
 
@@ -163,7 +165,14 @@ async def running_stack(folder: Path, *arguments: str, **variables: str) -> Asyn
         state = json.loads(line)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            yield Stack(run_folder, state["gateway_url"], state["model"], session)
+            yield Stack(
+                folder=run_folder,
+                url=state["gateway_url"],
+                nats_url=state["nats_url"],
+                checkpoint=checkpoint,
+                model=state["model"],
+                session=session,
+            )
     finally:
         process.send_signal(signal.SIGTERM)
         await process.wait()

@@ -38,6 +38,17 @@ def greeting_turn(draw: random.Random) -> Turn:
     return Turn("greeting", text + mark, (Reply(answer, "", ""),))
 
 
+def repeat_turn(words: Words, draw: random.Random, most: int = 12) -> Turn:
+    """Words and numbers to be said again as they are: the plainest copying there is."""
+    pieces = [
+        words.noun() if draw.random() < 0.6 else words.digits(1, 5)
+        for _ in range(draw.randint(2, most))
+    ]
+    told = " ".join(pieces)
+    text = draw.choice(("Repeat: {t}", "Say this again: {t}", "Repeat after me: {t}"))
+    return Turn("repeat", text.replace("{t}", told), (Reply(told, "", ""),))
+
+
 def unknown_turn(words: Words, draw: random.Random) -> Turn:
     """A question beyond the model."""
     text = draw.choice(UNKNOWN)

@@ -40,7 +40,9 @@ class Lessons:
         """A short lesson without pictures: tools, facts, variables, JSON, talk."""
         kind = draw.random()
         words = Words(self.split, draw)
-        if kind < 0.36:
+        if kind < 0.04:
+            return Talk(tuple(chatting.repeat_turn(words, draw) for _ in range(3)))
+        if kind < 0.38:
             return self.tools(draw)
         if kind < 0.60:
             return self.needle(draw, draw.choice((0, 200, 500)), draw.randint(1, 5), 4)
@@ -54,6 +56,14 @@ class Lessons:
         else:
             turns = list(self._asides(words, draw, 3))
         return Talk(tuple(turns), system=draw.choice(SYSTEMS))
+
+    def copying(self, draw: random.Random) -> Talk:
+        """Little but copying: what every other skill rests on, and what appears all at once."""
+        words = Words(self.split, draw)
+        if draw.random() < 0.5:
+            return Talk(tuple(chatting.repeat_turn(words, draw, 20) for _ in range(3)))
+        num_facts = draw.randint(3, 7)
+        return Talk(tuple(reading.fact_turns(words, draw, num_facts, 0, num_facts)))
 
     def tools(self, draw: random.Random) -> Talk:
         """Declared tools and requests for them."""

@@ -54,6 +54,29 @@ class Nano:
         return named | {"objects": self.objects}
 
 
+def fused_rows(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Rows of each projection in the matrices that the modules fuse, by parameter name."""
+    text = config.text
+    assert text.kda is not None, "nano has KDA layers"
+    assert text.mla is not None, "nano has MLA layers"
+    assert text.moe is not None, "nano has experts"
+    width, heads, mla = text.kda.width, text.kda.num_heads, text.mla
+    query = mla.q_lora_rank or mla.num_heads * mla.query_dim
+    kda = (width, width, width, text.kda.head_dim, heads, width)
+    latent = (query, mla.kv_lora_rank, mla.rope_dim, mla.num_heads * mla.value_dim)
+    rows: dict[str, tuple[int, ...]] = {}
+    for index, kind in enumerate(text.attention):
+        layer = f"text.layers.{index}"
+        rows[f"{layer}.attention.in_proj"] = kda if kind == "kda" else latent
+        rows[f"{layer}.attention.kv_b_proj"] = (mla.nope_dim, mla.value_dim) * mla.num_heads
+        rows[f"{layer}.mlp.gate_up"] = (text.intermediate_size,) * 2
+        rows[f"{layer}.mlp.shared.gate_up"] = (
+            text.moe.num_shared_experts * text.moe.intermediate_size,
+        ) * 2
+        rows[f"{layer}.mlp.w13"] = (text.moe.intermediate_size,) * 2
+    return rows
+
+
 def nano_config() -> ModelConfig:
     """The random micro checkpoint's shape, with a leaner mixture."""
     base = random_config("micro", NUM_RANKS, "bfloat16")

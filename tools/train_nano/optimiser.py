@@ -28,11 +28,15 @@ class Optimiser:
 
     Attributes:
         parameters: by name; changed in place.
+        parts: rows of each projection that a fused matrix stacks, by name. Each is made
+            orthogonal on its own: together, the one with the largest gradient would leave the
+            others (queries and keys, early on) next to nothing.
         moments: by name: momentum for Muon; first and second moment for AdamW.
         num_steps: taken so far.
     """
 
     parameters: Mapping[str, torch.nn.Parameter]
+    parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     moments: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     num_steps: int = 0
 
@@ -44,36 +48,36 @@ class Optimiser:
             factor: of both rules' learning rates.
         """
         self.num_steps += 1
-        same_shape: dict[torch.Size, list[str]] = {}
+        same_shape: dict[torch.Size, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 continue
-            if is_matrix(name, parameter):
-                same_shape.setdefault(_as_matrices(parameter).shape[-2:], []).append(name)
-            else:
+            if not is_matrix(name, parameter):
                 self._adam(name, parameter, factor)
-        for names in same_shape.values():
-            self._muon(names, factor)
+                continue
+            parameter.mul_(1 - MUON_RATE * factor * MUON_DECAY)
+            update = self._with_momentum(name, parameter.grad)
+            for pair in self._split(name, parameter, update):
+                same_shape.setdefault(pair[0].shape[-2:], []).append(pair)
+        for pairs in same_shape.values():
+            _muon(pairs, factor)
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def _muon(self, names: list[str], factor: float) -> None:
-        updates: list[torch.Tensor] = []
-        for name in names:
-            gradient = self.parameters[name].grad
-            assert gradient is not None, "chosen for having one"
-            if name not in self.moments:
-                self.moments[name] = (torch.zeros_like(gradient),)
-            momentum = self.moments[name][0]
-            momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
-            updates.append(_as_matrices(gradient.lerp(momentum, MUON_MOMENTUM)))
-        orthogonal = orthogonalise(torch.cat(updates))
-        rows, columns = orthogonal.shape[-2:]
-        rate = MUON_RATE * factor * max(1.0, rows / columns) ** 0.5
-        for name, update in zip(names, orthogonal.split([len(u) for u in updates]), strict=True):
-            parameter = self.parameters[name]
-            parameter.mul_(1 - MUON_RATE * factor * MUON_DECAY)
-            parameter.sub_(rate * update.reshape(parameter.shape))
+    def _with_momentum(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        if name not in self.moments:
+            self.moments[name] = (torch.zeros_like(gradient),)
+        momentum = self.moments[name][0]
+        momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
+        return gradient.lerp(momentum, MUON_MOMENTUM)
+
+    def _split(
+        self, name: str, parameter: torch.Tensor, update: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Views [N, rows, columns] of each projection and of its update."""
+        target, moved = _as_matrices(parameter.data), _as_matrices(update)
+        rows = self.parts.get(name, (target.shape[-2],))
+        return list(zip(target.split(rows, dim=-2), moved.split(rows, dim=-2), strict=True))
 
     def _adam(self, name: str, parameter: torch.nn.Parameter, factor: float) -> None:
         gradient = parameter.grad
@@ -86,6 +90,16 @@ class Optimiser:
         mean = first / (1 - ADAM_BETAS[0] ** self.num_steps)
         spread = (second / (1 - ADAM_BETAS[1] ** self.num_steps)).sqrt_().add_(ADAM_EPS)
         parameter.sub_(ADAM_RATE * factor * mean / spread)
+
+
+def _muon(pairs: list[tuple[torch.Tensor, torch.Tensor]], factor: float) -> None:
+    """Moves matrices of one shape, each a view of a parameter with its update."""
+    orthogonal = orthogonalise(torch.cat([update for _, update in pairs]))
+    rows, columns = orthogonal.shape[-2:]
+    rate = MUON_RATE * factor * max(1.0, rows / columns) ** 0.5
+    counts = [len(target) for target, _ in pairs]
+    for (target, _), update in zip(pairs, orthogonal.split(counts), strict=True):
+        target.sub_(rate * update)
 
 
 def is_matrix(name: str, parameter: torch.Tensor) -> bool:

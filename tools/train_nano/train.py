@@ -9,7 +9,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,28 +25,33 @@ from k3core.kernels.norm import reference as norm
 from k3core.kernels.situ import reference as situ
 from k3text.images.processor import cut
 from train_nano.lessons import MODES, Lessons
-from train_nano.model import build_nano, read_processing, write_processing
+from train_nano.model import build_nano, fused_rows, read_processing, write_processing
 from train_nano.optimiser import Optimiser
 from train_nano.passes import objects_loss, run_rows, see
 from train_nano.rows import Row, RowWriter
 from train_nano.sample import sample_text
 from train_nano.scenes import picture, random_scene
+from train_nano.talk import Mode, Talk
 
 STATE_FILE = "state.pt"
 LOG_FILE = "log.jsonl"
 WARM_UP_STEPS = 40
-FLAT_SHARE = 0.5
+FLAT_SHARE = 0.6
 """Of the whole time at the full rate; it then falls linearly to `LAST_FACTOR`."""
 
 LAST_FACTOR = 0.02
-PACKED_SHARE = 0.35
+PACKED_SHARE = 0.5
 """Of the whole time before experts are rounded to their packed values in every step."""
 
 BIAS_STEP = 0.002
 OBJECTS_WEIGHT = 0.5
 EYE_IMAGES = 32
-PICTURE_ROWS = 4
-TEXT_TOKENS = 2048
+PICTURE_ROWS = 3
+TEXT_TOKENS = 1800
+COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.35, 0.4, 0.5
+"""Shares of the whole time: until when most text is plain copying, from when rows are longer."""
+
+COPYING_MODES: tuple[Mode, ...] = ("off", "off", "low", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class Trainer:
         self._parameters = {k: p for k, p in named.items() if not k.endswith("router_bias")}
         for parameter in self._parameters.values():
             parameter.requires_grad_(True)
-        self._optimiser = Optimiser(self._parameters)
+        self._optimiser = Optimiser(self._parameters, fused_rows(self._nano.config))
         self._experts = {k: p for k, p in named.items() if k.endswith((".w13", ".w2"))}
         self._masters: dict[str, torch.Tensor] = {}
         self._minutes = 0.0
@@ -168,8 +173,9 @@ class Trainer:
 
     def _text_rows(self, draw: random.Random) -> tuple[str, list[Row]]:
         share = self._minutes / self._plan.minutes
-        long_share = 0.0 if share < 0.3 else 0.12
-        middle_share = 0.0 if share < 0.15 else 0.25
+        long_share = 0.0 if share < LONG_FROM else 0.12
+        middle_share = 0.0 if share < MIDDLE_FROM else 0.22
+        copying_share = 0.75 if share < COPYING_UNTIL else 0.1
         chance = draw.random()
         if chance < long_share:
             characters = draw.choice((4000, 8000, 8000))
@@ -178,18 +184,21 @@ class Trainer:
         if chance < long_share + middle_share:
             talks = [self._lessons.needle(draw, 1800, draw.randint(1, 12), 6) for _ in range(2)]
             return "middle", [self._writer.write(t, draw.choice(MODES), draw) for t in talks]
-        return "text", list(self._filled(draw))
+        if draw.random() < copying_share:
+            return "copying", self._filled(draw, self._lessons.copying, COPYING_MODES)
+        return "text", self._filled(draw, self._lessons.text, MODES)
 
-    def _filled(self, draw: random.Random) -> Iterator[Row]:
+    def _filled(
+        self, draw: random.Random, lesson: Callable[[random.Random], Talk], modes: tuple[Mode, ...]
+    ) -> list[Row]:
         """Rows of about the same length, TEXT_TOKENS with their padding."""
         rows: list[Row] = []
         while True:
-            row = self._writer.write(self._lessons.text(draw), draw.choice(MODES), draw)
+            row = self._writer.write(lesson(draw), draw.choice(modes), draw)
             longest = max([len(row.ids), *(len(other.ids) for other in rows)])
             if rows and longest * (len(rows) + 1) > TEXT_TOKENS:
-                break
+                return rows
             rows.append(row)
-        yield from rows
 
     def _add_gradients(self) -> None:
         """Averages gradients over processes; one that only some have counts as zero elsewhere."""
@@ -313,6 +322,8 @@ class RouterLoad:
 
 def fast_kernels(base: Kernels) -> Kernels:
     """The same operators with what lies between matrix products fused by torch's compiler."""
+    # Every width, layer start and epsilon is a variant of its own.
+    torch._dynamo.config.recompile_limit = 64
     return replace(
         base,
         activate=torch.compile(situ.activate, dynamic=True),

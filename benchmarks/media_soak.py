@@ -2,8 +2,8 @@
 
 Starts fetcher, preprocessor and encoder with the micro checkpoint and small tiers, and asks them
 over the bus as a gateway and a prefill worker do: resolve each picture, then have its embeddings
-brought to memory of ours. With `--whole` the whole stack is asked over HTTP instead, at about a
-third of the pace. Pictures are random and small, most of them new, so that every tier is full soon
+brought to memory of ours. With `--whole` the whole stack is asked over HTTP instead, which takes
+longer. Pictures are random and small, most of them new, so that every tier is full soon
 and puts out as much as it takes in. Prints each service's resident memory as it goes and the slope
 of a line fitted to its later half, and ends with status 1 if one is steeper than the bound.
 

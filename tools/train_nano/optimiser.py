@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 MUON_RATE = 0.02
+VISION_SHARE = 0.4
+"""Of the rate, for tower and projector: at the full one what they see comes and goes."""
+
 MUON_MOMENTUM = 0.95
 MUON_DECAY = 0.05
 ADAM_RATE = 3e-3
@@ -48,19 +51,20 @@ class Optimiser:
             factor: of both rules' learning rates.
         """
         self.num_steps += 1
-        same_shape: dict[torch.Size, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        same_shape: dict[tuple[float, ...], list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 continue
             if not is_matrix(name, parameter):
                 self._adam(name, parameter, factor)
                 continue
-            parameter.mul_(1 - MUON_RATE * factor * MUON_DECAY)
+            share = VISION_SHARE if name.startswith("vision.") else 1.0
+            parameter.mul_(1 - MUON_RATE * share * factor * MUON_DECAY)
             update = self._with_momentum(name, parameter.grad)
             for pair in self._split(name, parameter, update):
-                same_shape.setdefault(pair[0].shape[-2:], []).append(pair)
-        for pairs in same_shape.values():
-            _muon(pairs, factor)
+                same_shape.setdefault((share, *pair[0].shape[-2:]), []).append(pair)
+        for (share, *_), pairs in same_shape.items():
+            _muon(pairs, share * factor)
         for parameter in self.parameters.values():
             parameter.grad = None
 

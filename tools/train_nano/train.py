@@ -51,6 +51,9 @@ TEXT_TOKENS = 1800
 COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.35, 0.4, 0.5
 """Shares of the whole time: until when most text is plain copying, from when rows are longer."""
 
+COPYING_STEPS_A_PICTURE = 3
+"""While copying is learned only one step in so many shows pictures: nothing is drawn, more is read."""
+
 COPYING_MODES: tuple[Mode, ...] = ("off", "off", "low", "max")
 
 
@@ -156,12 +159,15 @@ class Trainer:
 
     def _joint_step(self, draw: random.Random) -> dict[str, float]:
         told: dict[str, float] = {}
-        pictures = [
-            self._writer.write(self._lessons.picture(draw), draw.choice(MODES), draw)
-            for _ in range(PICTURE_ROWS)
-        ]
-        kind, text = self._text_rows(draw)
-        for name, rows in (("picture", pictures), (kind, text)):
+        lessons = [self._text_rows(draw)]
+        is_copying = self._minutes < COPYING_UNTIL * self._plan.minutes
+        if not is_copying or self._optimiser.num_steps % COPYING_STEPS_A_PICTURE == 0:
+            pictures = [
+                self._writer.write(self._lessons.picture(draw), draw.choice(MODES), draw)
+                for _ in range(PICTURE_ROWS)
+            ]
+            lessons.append(("picture", pictures))
+        for name, rows in lessons:
             scores = run_rows(self._nano, rows, self._config)
             loss = F.cross_entropy(scores.logits, scores.targets)
             told[name] = loss.item()

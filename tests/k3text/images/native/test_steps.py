@@ -78,10 +78,26 @@ def test_the_picture_is_read_where_it_lies_and_stays_as_it_was() -> None:
     assert picture.tobytes() == before
 
 
+SCALES = [
+    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    ((0.48, 0.45, 0.4), (0.26, 0.25, 0.27)),
+    ((0.5, 0.5, 0.3), (0.5, 0.5, 0.5)),
+    ((0.5, 0.5, 0.5), (1e300, 1e-300, -0.5)),
+]
+Triple = tuple[float, float, float]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("patch", [1, 5, 14])
-def test_floats_are_those_of_numpy(patch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(K3, patch_size=patch, mean=(0.48, 0.45, 0.4), std=(0.26, 0.25, 0.27))
-    pixels = np.random.default_rng(9).integers(0, 256, (131, 3, patch, patch), dtype=np.uint8)
+@pytest.mark.parametrize(("mean", "std"), SCALES)
+def test_floats_are_those_of_numpy(
+    mean: Triple, std: Triple, patch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(K3, patch_size=patch, mean=mean, std=std)
+    # Every byte in every channel, and then some.
+    values = np.arange(256 * 3 * patch**2, dtype=np.uint32) // patch**2 // 3
+    pixels = values.astype(np.uint8).reshape(256, 3, patch, patch)
     found = normalise(pixels, config)
     monkeypatch.setattr(patchify, "native_steps", lambda: None)
     assert normalise(pixels, config).tobytes() == found.tobytes()

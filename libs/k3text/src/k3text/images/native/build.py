@@ -17,7 +17,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "patches.c"
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fvisibility=hidden")
+FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILE_TIMEOUT_S = 60.0
 FORBIDDEN_MODE = 0o022
 """Write permission of the group and of everybody."""

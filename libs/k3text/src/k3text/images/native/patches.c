@@ -68,3 +68,15 @@ EXPORT void k3_look_up(const uint8_t *restrict bytes, ptrdiff_t num_patches, ptr
         for (ptrdiff_t k = 0; k < area; k++) out[i * area + k] = table[bytes[i * area + k]];
     }
 }
+
+/* The same floats without tables, several at a time: byte / divisors[c] - shifts[c], each step
+ * rounded to float32. */
+EXPORT void k3_scale(const uint8_t *restrict bytes, ptrdiff_t num_patches, ptrdiff_t area,
+                     const float *restrict divisors, const float *restrict shifts,
+                     float *restrict out)
+{
+    for (ptrdiff_t i = 0; i < num_patches * CHANNELS; i++) {
+        const float divisor = divisors[i % CHANNELS], shift = shifts[i % CHANNELS];
+        for (ptrdiff_t k = 0; k < area; k++) out[i * area + k] = bytes[i * area + k] / divisor - shift;
+    }
+}

@@ -31,6 +31,7 @@ class NativeSteps:
 
     cut_entry: Callable[..., None]
     look_up_entry: Callable[..., None]
+    scale_entry: Callable[..., None]
 
     def cut(self, pixels: Pixels, out: Bytes) -> None:
         """Cuts a picture, or a band of one, into patches.
@@ -63,13 +64,26 @@ class NativeSteps:
         assert out.flags.c_contiguous, "floats are written one after the other"
         assert out.shape == pixels_NCPP.shape, "a float for every byte"
         assert tables.shape == (CHANNELS, 256), "a table for every channel"
-        self.look_up_entry(
-            pixels_NCPP.ctypes.data,
-            num_patches,
-            height * width,
-            tables.ctypes.data,
-            out.ctypes.data,
-        )
+        scale = _scale_of(tables.tobytes())
+        entry, constants = self.look_up_entry, (tables,)
+        if scale is not None:
+            entry, constants = self.scale_entry, scale
+        addresses = [values.ctypes.data for values in (*constants, out)]
+        entry(pixels_NCPP.ctypes.data, num_patches, height * width, *addresses)
+
+
+@lru_cache(maxsize=8)
+def _scale_of(tables: bytes) -> tuple[Floats, Floats] | None:
+    """Gives divisors and shifts that make every float of the tables bit for bit, if there are such.
+
+    A processor divides several bytes at once but looks up one; K3's tables have a scale.
+    """
+    floats = np.frombuffer(tables, dtype=np.float32).reshape(CHANNELS, 256)
+    shifts = -floats[:, 0]
+    with np.errstate(all="ignore"):
+        divisors = (255 / (floats[:, 255].astype(np.float64) + shifts)).astype(np.float32)
+        found = np.arange(256, dtype=np.float32) / divisors[:, None] - shifts[:, None]
+    return (divisors, shifts) if found.tobytes() == tables else None
 
 
 def load(library: Path) -> NativeSteps:
@@ -87,7 +101,9 @@ def load(library: Path) -> NativeSteps:
     handle.k3_cut.restype = None
     handle.k3_look_up.argtypes = (address, length, length, address, address)
     handle.k3_look_up.restype = None
-    return NativeSteps(handle.k3_cut, handle.k3_look_up)
+    handle.k3_scale.argtypes = (address, length, length, address, address, address)
+    handle.k3_scale.restype = None
+    return NativeSteps(handle.k3_cut, handle.k3_look_up, handle.k3_scale)
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch.nn import functional as F
 
 from k3core.drafts.dspark import TargetTables
 from k3core.kernels.mla.dense import fused_dense
@@ -79,7 +80,8 @@ def load_target(checkpoint: Path) -> Target:
     config = load_config(checkpoint)
     assert config.vision is not None, "nano sees"
     device = torch.device("cpu")
-    kernels = replace(select_kernels(device), mla_dense=fused_dense)
+    # Rows by the thousand are torch's own best case of a matrix product.
+    kernels = replace(select_kernels(device), mla_dense=fused_dense, linear=F.linear)
     options = LoadOptions(device, torch.float32)
     text = load_text_model(checkpoint, config, kernels, options)
     vision = load_vision_model(checkpoint, config.vision, options)

@@ -47,7 +47,10 @@ OFFICIAL_MASK_ID = 163_837
 EAGLE_TAPS = (1, 3, 4)
 """Of five layers: an early one, the end of the first AttnRes block, and the last."""
 
-ANCHORS_A_ROW = 48
+ANCHORS_A_ROW = 32
+STEPS_A_BATCH = 2
+"""The target costs more than a draft's step, so its taps are used again from other anchors."""
+
 BATCH_TOKENS = 1400
 PICTURE_ROWS = 4
 PICTURE_SHARE, NEEDLE_SHARE = 0.3, 0.35
@@ -165,13 +168,14 @@ def train_draft(
     while (share := (time.monotonic() - begin) / (60 * course.minutes)) < 1:
         draw = random.Random(f"{course.kind}/{course.seed}/{optimiser.num_steps}")
         seen = watch(target, _lesson_rows(target, lessons, draw), config.shape.taps.names)
-        rounds = rounds_of(seen, config.shape.num_tokens, draw.randrange(1 << 32))
-        loss = loss_of(seen, rounds)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimiser.step(_rate_factor(share, optimiser.num_steps))
-        told.append(loss.item())
-        if optimiser.num_steps % LOG_STEPS == 0:
+        for _ in range(STEPS_A_BATCH):
+            rounds = rounds_of(seen, config.shape.num_tokens, draw.randrange(1 << 32))
+            loss = loss_of(seen, rounds)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
+            optimiser.step(_rate_factor(share, optimiser.num_steps))
+            told.append(loss.item())
+        if len(told) >= LOG_STEPS:
             tell(f"{course.kind} step {optimiser.num_steps} loss {sum(told) / len(told):.4f}")
             told.clear()
     save_draft(directory, config, draft, torch.bfloat16)

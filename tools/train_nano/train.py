@@ -48,7 +48,7 @@ OBJECTS_WEIGHT = 0.5
 EYE_IMAGES = 32
 PICTURE_ROWS = 3
 TEXT_TOKENS = 1800
-COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.35, 0.4, 0.5
+COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.6, 0.6, 0.7
 """Shares of the whole time: until when most text is plain copying, from when rows are longer."""
 
 COPYING_STEPS_A_PICTURE = 3

@@ -161,6 +161,9 @@ async def at_rate(
         wait_s = due_s - time.perf_counter()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
+        while idle and idle[-1].transport.is_closing():
+            # A server hangs up on what it has not heard of for a while.
+            idle.pop()
         if not idle:
             opened.append(await Connection.open(port))
             idle.append(opened[-1])

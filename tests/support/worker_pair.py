@@ -30,7 +30,7 @@ from k3wire.messages.prompt import PromptPayload, PromptSource
 from k3wire.messages.sampling import SamplingParams
 from k3wire.messages.stream import TokenDelta, TokenFrame
 
-WAIT_S = 5.0
+WAIT_S = 15.0
 GATEWAY = "gw"
 UNIT = 8
 END = 99

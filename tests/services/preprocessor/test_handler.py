@@ -134,7 +134,9 @@ async def test_cac_07_the_fetcher_is_asked_when_l1_lost_the_bytes(stage: Stage) 
     assert [read.image.url for read in stage.reads] == ["https://a.example/cat.png"]
 
 
-async def test_cac_07_the_holder_of_a_data_url_is_asked_and_the_fetcher_is_not(stage: Stage) -> None:
+async def test_cac_07_the_holder_of_a_data_url_is_asked_and_the_fetcher_is_not(
+    stage: Stage,
+) -> None:
     holder = PieceHolder("gateway.pieces")
     holder.hold(PICTURE)
     await holder.serve(stage.bus)

@@ -86,6 +86,8 @@ class StackPlan:
             # Drawn here, so that a gateway which is started again is found where it was.
             own["K3_GATEWAY_PORT"] = str(free_port())
         own.setdefault("OMP_NUM_THREADS", "1")
+        # Torch's idle threads would spin on the cores that the kernels' own threads want.
+        own.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         own.setdefault("K3_TRACE_DIR", str((self.folder / "traces").resolve()))
         return own | {
             "K3_NATS_URL": endpoints.nats_url,

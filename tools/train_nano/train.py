@@ -329,7 +329,7 @@ class RouterLoad:
 def fast_kernels(base: Kernels) -> Kernels:
     """The same operators with what lies between matrix products fused by torch's compiler."""
     # Every width, layer start and epsilon is a variant of its own.
-    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.recompile_limit = 64  # pyright: ignore[reportPrivateUsage]  # no other name
     return replace(
         base,
         activate=torch.compile(situ.activate, dynamic=True),

@@ -5,10 +5,9 @@ logits; then prefill tokens per second and decode tokens per second at batch 1 a
 medians of alternating rounds, so that a busy machine slows both sides alike.
 
     OMP_NUM_THREADS=2 python benchmarks/model_cpu.py
-    OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=2 python benchmarks/model_cpu.py
 
-The second is how the workers run: torch's threads do not spin beside the kernels' own. The
-reference, which has only torch's, is faster by the first.
+Each side has two threads: the fast one those of its kernels, the reference torch's. Torch has one
+while the kernels run, because a second one of its own would spin on their core.
 """
 
 import argparse
@@ -88,13 +87,15 @@ def time_s(work: Callable[[], object]) -> float:
 
 
 def measure(models: dict[str, TextModel], batch: int, rounds: int, steps: int) -> dict[str, object]:
-    """Prefill (batch 1 only) and decode speed of each backend, alternating."""
+    """Prefill and decode speed of each backend, alternating."""
     ids = torch.arange(batch * (PROMPT + steps)).reshape(batch, -1) * 7919 % 700
     benches = {name: Bench(model, batch, PROMPT + steps) for name, model in models.items()}
     prefill: dict[str, list[float]] = {name: [] for name in models}
     decode: dict[str, list[float]] = {name: [] for name in models}
+    num_threads = torch.get_num_threads()
     for number in range(rounds + 1):
         for name, bench in benches.items():
+            torch.set_num_threads(num_threads if name == "reference" else 1)
             prefill_s = time_s(lambda bench=bench: bench.step(ids[:, :PROMPT], 0))
 
             def run(bench: Bench = bench) -> None:
@@ -106,6 +107,7 @@ def measure(models: dict[str, TextModel], batch: int, rounds: int, steps: int) -
             if number:
                 prefill[name].append(batch * PROMPT / prefill_s)
                 decode[name].append(batch * steps / decode_s)
+    torch.set_num_threads(num_threads)
     result: dict[str, object] = {"batch": batch}
     for kind, rates in (("prefill", prefill), ("decode", decode)):
         medians = {name: statistics.median(values) for name, values in rates.items()}

@@ -11,7 +11,7 @@ SHIPPED_FOLDER = Path(__file__).resolve().parents[4] / "checkpoints" / "k3-nano"
 
 
 SHIPPED_SETTINGS = {"K3_PREFILL_UNIT": "16", "K3_DECODE_UNIT": "16"}
-"""Its questions are short: with units of 128 tokens there would be nothing to find again."""
+"""Questions to it are short: in units of 128 tokens little of one would be found again."""
 
 
 class NoCheckpoint(Exception):

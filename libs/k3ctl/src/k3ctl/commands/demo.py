@@ -29,7 +29,7 @@ SECOND_QUESTION = "Is the red circle left or right of the blue square?"
 
 def add_parser(subparsers: Subparsers) -> None:
     """Adds the command."""
-    parser = subparsers.add_parser("demo", help="start, ask about a picture four times, stop")
+    parser = subparsers.add_parser("demo", help="start, ask about a picture three times, stop")
     parser.add_argument("--checkpoint", default=os.environ.get("K3_CHECKPOINT", ""), metavar="DIR")
     parser.set_defaults(run=run)
 
@@ -101,11 +101,9 @@ async def _ask(state: StackState, say: Any) -> None:
         show(second)
         assert second.ledger is not None
         say(skipped(second.ledger.lines))
-        say(f"\nQ: {SECOND_QUESTION}\nThe same picture: L4 knows the prompt up to the question.")
+        say(f"\nQ: {SECOND_QUESTION}\nThe same picture in a new question: L4 misses, L3 has it.")
         body["messages"] = question(SECOND_QUESTION, [str(picture)])
         show(await client.ask(body))
-        say("\nThe same with less thought: another prompt, so L4 misses and L3 has the picture.")
-        show(await client.ask(body | {"reasoning_effort": "low"}))
     say(
         "\nWhat to try next:\n"
         "  k3 up                                      keep it running\n"

@@ -10,7 +10,8 @@ import torch
 from support.fake_preprocessor import patches_of, slot_of
 from support.golden_model import MICRO_A, golden
 
-from k3_encoder.tower import Tower, TowerJob
+from k3_encoder import tower as tower_module
+from k3_encoder.tower import QueuedJob, Tower, TowerJob
 from k3core.model.vision import Grid, VisionModel
 from k3core.weights.loading import LoadOptions
 from k3core.weights.vision_loading import load_vision_model
@@ -172,6 +173,33 @@ def test_a_waiting_job_that_is_cancelled_is_never_computed() -> None:
         assert [[grid for _, *grid in batch] for batch in watched.batches] == [[[2, 2]], [[2, 4]]]
         assert not rows_of(jobs[1]).any()
         assert rows_of(jobs[2]).any()
+
+    with_tower(test)
+
+
+class DroppedBetweenLooks(QueuedJob):
+    """A job whose caller leaves right after the thread has looked at it for the first time."""
+
+    num_looks = 0
+
+    @property
+    def is_dropped(self) -> bool:  # type: ignore[override]  # an attribute that changes by itself
+        self.num_looks += 1
+        return self.num_looks > 1
+
+    @is_dropped.setter
+    def is_dropped(self, value: bool) -> None:
+        pass
+
+
+def test_a_job_that_is_dropped_while_the_thread_sorts_still_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tower_module, "QueuedJob", DroppedBetweenLooks)
+
+    async def test(tower: Tower, watched: Watched) -> None:
+        watched.gate.set()
+        assert await tower.encode(job("a")) > 0
 
     with_tower(test)
 

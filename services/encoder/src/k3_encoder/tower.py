@@ -49,12 +49,30 @@ class TowerJob:
 
 
 @dataclass(slots=True)
-class _Queued:
-    """A job on its way; `is_dropped` is set on the loop and read by the thread."""
+class QueuedJob:
+    """A job on its way.
+
+    Attributes:
+        job: what is to be done.
+        done: set once, on the loop, whatever comes of it.
+        is_dropped: nobody waits for it; set on the loop at any time, read by the thread.
+    """
 
     job: TowerJob
     done: "asyncio.Future[float]"
     is_dropped: bool = False
+
+
+def part(queued: Sequence[QueuedJob]) -> tuple[list[QueuedJob], list[QueuedJob]]:
+    """Splits jobs into wanted and dropped; each into exactly one, whatever the loop does now.
+
+    The flag is read once a job: one dropped between two looks would be in neither list, and
+    whoever winds down with it would wait for ever.
+    """
+    parts: tuple[list[QueuedJob], list[QueuedJob]] = ([], [])
+    for each in queued:
+        parts[each.is_dropped].append(each)
+    return parts
 
 
 class Tower:
@@ -72,7 +90,7 @@ class Tower:
         self._patch = config.patch_size
         self._device = next(model.parameters()).device
         self._dtype = next(model.parameters()).dtype
-        self._jobs: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[QueuedJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="tower")
         self._loop: asyncio.AbstractEventLoop | None = None
         self.hidden_size = config.text_hidden_size
@@ -109,7 +127,7 @@ class Tower:
             seconds of computing, its share of the batch.
         """
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        queued = _Queued(job, done)
+        queued = QueuedJob(job, done)
         self._jobs.put(queued)
         try:
             return await asyncio.shield(done)
@@ -125,7 +143,7 @@ class Tower:
             await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
-        pending: _Queued | None = None
+        pending: QueuedJob | None = None
         while True:
             first = pending or self._jobs.get()
             pending = None
@@ -146,16 +164,15 @@ class Tower:
             if is_last:
                 return
 
-    def _start(self, queued: Sequence[_Queued]) -> None:
+    def _start(self, queued: Sequence[QueuedJob]) -> None:
         """Runs what is still wanted; the rest ends at once."""
-        dropped = [each for each in queued if each.is_dropped]
+        wanted, dropped = part(queued)
         if dropped:
             self._tell(dropped, [0.0] * len(dropped))
-        wanted = [each for each in queued if not each.is_dropped]
         if wanted:
             self._run(wanted)
 
-    def _run(self, batch: Sequence[_Queued]) -> None:
+    def _run(self, batch: Sequence[QueuedJob]) -> None:
         start_s = time.perf_counter()
         num_tokens = sum(queued.job.num_tokens for queued in batch)
         try:
@@ -169,7 +186,7 @@ class Tower:
         shares = [spent_s * queued.job.num_tokens / num_tokens for queued in batch]
         self._tell(batch, shares)
 
-    def _fail(self, batch: Sequence[_Queued], error: Exception) -> None:
+    def _fail(self, batch: Sequence[QueuedJob], error: Exception) -> None:
         """Fails the image at fault; its neighbours in the batch are run again without it."""
         if len(batch) > 1:
             for queued in batch:
@@ -192,7 +209,7 @@ class Tower:
         # A copy from a device waits for it here, which is where the result is wanted.
         target.view(job.num_tokens, self.hidden_size).copy_(embeddings)
 
-    def _tell(self, batch: Sequence[_Queued], results: Sequence[float | InternalError]) -> None:
+    def _tell(self, batch: Sequence[QueuedJob], results: Sequence[float | InternalError]) -> None:
         loop = self._loop
         assert loop is not None
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.redis_server import free_port, redis_binary, redis_server, wait_for_pong
 
+from k3wire.blobs import redis_store
 from k3wire.blobs.base import BlobStore
 from k3wire.blobs.memory_store import MemoryBlobStore
 from k3wire.blobs.redis_store import MAX_VALUE_BYTES, RedisBlobStore
@@ -17,10 +18,15 @@ from k3wire.errors import TierUnavailable
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+async def store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Any]:
     if request.param == "memory":
         yield MemoryBlobStore()
         return
+    # What a slow answer does is tried below; here only a machine that stands still is slow.
+    monkeypatch.setattr(redis_store, "OPERATION_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(redis_store, "CONNECT_TIMEOUT_S", 20.0)
     async with redis_server() as url:
         opened = RedisBlobStore.open(url)
         yield opened

@@ -74,9 +74,9 @@ TRAIN := GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim
 
 train-nano: setup  ## Trains the demo checkpoint anew, hours long, resumable (state in .k3/train_nano).
 	$(TRAIN) train
-	$(TRAIN) export --out .k3/train_nano/checkpoint
+	$(TRAIN) export
 
-eval-nano: setup  ## Measures the demo checkpoint, skill by skill, on questions it never saw.
+eval-nano: setup  ## Measures what was trained, skill by skill, on questions it never saw.
 	OMP_NUM_THREADS=2 $(TRAIN) evaluate
 
 format: setup-dev

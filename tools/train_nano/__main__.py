@@ -13,7 +13,7 @@ from train_nano.probes import SKILLS
 from train_nano.train import Plan, train
 
 FOLDER = Path(".k3/train_nano")
-CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "k3-nano"
+CHECKPOINT = FOLDER / "checkpoint"
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
     evaluation = commands.add_parser("evaluate", help="accuracy per skill of a checkpoint")
     evaluation.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     evaluation.add_argument("--share", type=float, default=1.0, help="of the questions")
-    evaluation.add_argument("--skill", action="append", help="only these")
+    evaluation.add_argument("--skill", action="append", choices=list(SKILLS), help="only these")
     evaluation.add_argument("--seed", type=int, default=1)
     evaluation.add_argument("--json", type=Path, help="also write the figures to a file")
     evaluation.add_argument("--misses", action="store_true", help="show a few wrong answers")
@@ -46,7 +46,14 @@ def main() -> int:
     drafting.add_argument("--questions", type=int, default=40, help="held-out, of each group")
     drafting.set_defaults(run=_drafts)
     args = parser.parse_args()
-    return args.run(args)
+    try:
+        return args.run(args)
+    except FileNotFoundError as error:
+        print(
+            f"{error.filename} is not there: train and export first, see docs/nano.md",
+            file=sys.stderr,
+        )
+        return 2
 
 
 def _train(args: argparse.Namespace) -> int:

@@ -12,8 +12,8 @@ from k3core.model.text import TextModel
 from k3core.model.vision import VisionModel
 from k3core.weights.loading import allocate
 from k3core.weights.saving import save_checkpoint, training_config
+from k3ctl.commands.make_checkpoint import token_files
 from k3text.images.config import FILE_NAME as PROCESSOR_FILE
-from k3text.special_tokens import special_names
 from k3text.tokenizer import VOCABULARY_FILE
 from train_nano.model import NUM_RANKS, Nano, build_nano, nano_config
 
@@ -77,22 +77,5 @@ def export(folder: Path, out: Path) -> None:
     save_checkpoint(out, config, text, vision)
     for name in (VOCABULARY_FILE, PROCESSOR_FILE):
         (out / name).write_bytes((folder / name).read_bytes())
-    names = special_names(NUM_RANKS)
-    tokenizer = {
-        "tokenizer_class": "TikTokenTokenizer",
-        "model_max_length": config.text.max_position_embeddings,
-        "added_tokens_decoder": {
-            str(token_id): {"content": name, "special": True}
-            for token_id, name in sorted(names.items())
-            if not name.startswith("<|reserved_token_")
-        },
-    }
-    generation = {
-        "eos_token_id": list(config.eos_token_ids),
-        "max_length": config.text.max_position_embeddings,
-    }
-    for file, data in (
-        ("tokenizer_config.json", tokenizer),
-        ("generation_config.json", generation),
-    ):
+    for file, data in token_files(config, NUM_RANKS).items():
         (out / file).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -85,14 +85,6 @@ def told_turns(draw: random.Random, config: ProcessorConfig, num_questions: int)
     return turns
 
 
-def blind_turn(draw: random.Random) -> Turn:
-    """A question about a picture that is not there."""
-    question = draw.choice(("What is in the picture?", "What colour is the {s}?", "How many {s}s?"))
-    text = question.replace("{s}", draw.choice(SHAPES))
-    reply = Reply("I see no picture.", "There is no picture.", "no picture")
-    return Turn("no_picture", text, (reply,))
-
-
 def _any_question(scene: Scene, draw: random.Random) -> Question:
     while True:
         question = ask(draw.choice(WANTED_SKILLS), scene, draw)

@@ -24,6 +24,7 @@ from k3core.kernels.mxfp4.reference import dequantise, quantise
 from k3core.kernels.norm import reference as norm
 from k3core.kernels.situ import reference as situ
 from k3text.images.processor import cut
+from train_nano.export import STATE_FILE
 from train_nano.lessons import MODES, Lessons
 from train_nano.model import build_nano, fused_rows, read_processing, write_processing
 from train_nano.optimiser import Optimiser
@@ -33,7 +34,6 @@ from train_nano.sample import sample_text
 from train_nano.scenes import picture, random_scene
 from train_nano.talk import Mode, Talk
 
-STATE_FILE = "state.pt"
 LOG_FILE = "log.jsonl"
 WARM_UP_STEPS = 40
 FLAT_SHARE = 0.6

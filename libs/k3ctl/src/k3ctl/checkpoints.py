@@ -2,16 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 MADE_FOLDER = Path(".k3") / "checkpoints" / "micro"
 SHIPPED_FOLDER = Path(__file__).resolve().parents[4] / "checkpoints" / "k3-nano"
 """Where a clone keeps the demo checkpoint, if it has one."""
-
-
-SHIPPED_SETTINGS = {"K3_PREFILL_UNIT": "16", "K3_DECODE_UNIT": "16"}
-"""Questions to it are short: in units of 128 tokens little of one would be found again."""
 
 
 class NoCheckpoint(Exception):
@@ -46,9 +42,3 @@ def find_checkpoint(named: str, say: Callable[[str], None]) -> Path:
         if done.returncode:
             raise NoCheckpoint(f"no checkpoint could be made: {done.stderr.strip()[-400:]}")
     return MADE_FOLDER
-
-
-def environment_for(checkpoint: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The workers' environment: the given one, with what suits the checkpoint where it is silent."""
-    settings = SHIPPED_SETTINGS if checkpoint == SHIPPED_FOLDER else {}
-    return {**settings, **environment}

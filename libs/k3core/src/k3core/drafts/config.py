@@ -11,12 +11,19 @@ Source: K3 architecture sheet, sections 4.2 and 4.3; keys as in the released `co
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from k3core.config import ConfigError, TextConfig
-from k3core.drafts.config_file import DSparkFile, EagleAuxFile, EagleFile, RopeFile, ShapeFile
+from k3core.drafts.config_file import (
+    DraftFile,
+    DSparkFile,
+    EagleAuxFile,
+    EagleFile,
+    RopeFile,
+    ShapeFile,
+)
 
 TapStream: TypeAlias = Literal["stream", "mixture"]
 """`stream`: the running stream after a layer; `mixture`: what AttnRes gives the next layer."""
@@ -246,7 +253,7 @@ def _dspark_of(file: DSparkFile) -> DSparkConfig:
     )
 
 
-def _shape_of(file: EagleFile | DSparkFile, layers: Sequence[int]) -> DraftShape:
+def _shape_of(file: DraftFile, layers: Sequence[int]) -> DraftShape:
     if file.target_hidden_size not in (None, file.hidden_size):
         raise ConfigError(f"target_hidden_size {file.target_hidden_size} is not the draft's")
     if file.mla_use_output_gate or file.mla_use_nope:
@@ -296,59 +303,52 @@ def _yarn_of(file: RopeFile | None) -> Yarn | None:
 
 
 def _eagle_file(config: EagleConfig) -> EagleFile:
-    shape, attention = config.shape, config.shape.attention
+    shape = config.shape
     completed = [layer + 1 for layer in shape.taps.layers]
     return EagleFile(
         architectures=[EAGLE],
-        model_type="deepseek_v3",
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
         num_hidden_layers=1,
-        num_attention_heads=attention.num_heads,
-        q_lora_rank=attention.q_lora_rank,
-        kv_lora_rank=attention.kv_lora_rank,
-        qk_nope_head_dim=attention.nope_dim,
-        qk_rope_head_dim=attention.rope_dim,
-        v_head_dim=attention.value_dim,
-        vocab_size=shape.vocab_size,
-        draft_vocab_size=shape.vocab_size,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=attention.rope_theta,
-        rope_scaling=_rope_file(attention),
-        target_stream=shape.taps.stream,
-        num_speculative_tokens=shape.num_tokens,
+        rope_scaling=_rope_file(shape.attention),
         fc_norm=True,
         norm_output=True,
         eagle_config=EagleAuxFile(eagle_aux_hidden_state_layer_ids=completed),
+        **_shape_keys(shape),
     )
 
 
 def _dspark_file(config: DSparkConfig) -> DSparkFile:
-    shape, attention = config.shape, config.shape.attention
+    shape = config.shape
     return DSparkFile(
         architectures=[DSPARK],
-        model_type="k3_dspark",
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
         num_hidden_layers=config.num_layers,
-        num_attention_heads=attention.num_heads,
-        q_lora_rank=attention.q_lora_rank,
-        kv_lora_rank=attention.kv_lora_rank,
-        qk_nope_head_dim=attention.nope_dim,
-        qk_rope_head_dim=attention.rope_dim,
-        v_head_dim=attention.value_dim,
-        vocab_size=shape.vocab_size,
-        draft_vocab_size=shape.vocab_size,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=attention.rope_theta,
-        rope_parameters=_rope_file(attention),
-        target_stream=shape.taps.stream,
-        num_speculative_tokens=shape.num_tokens,
+        rope_parameters=_rope_file(shape.attention),
         target_layer_ids=list(shape.taps.layers),
         num_target_layers=len(shape.taps.layers),
         mask_token_id=config.mask_token_id,
         markov_rank=config.markov_rank,
+        **_shape_keys(shape),
     )
+
+
+def _shape_keys(shape: DraftShape) -> dict[str, Any]:
+    """The keys that `_shape_of` reads; `Any` because they are arguments of several types."""
+    attention = shape.attention
+    return {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": attention.num_heads,
+        "q_lora_rank": attention.q_lora_rank,
+        "kv_lora_rank": attention.kv_lora_rank,
+        "qk_nope_head_dim": attention.nope_dim,
+        "qk_rope_head_dim": attention.rope_dim,
+        "v_head_dim": attention.value_dim,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": shape.vocab_size,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": attention.rope_theta,
+        "target_stream": shape.taps.stream,
+        "num_speculative_tokens": shape.num_tokens,
+    }
 
 
 def _rope_file(attention: DraftAttention) -> RopeFile | None:

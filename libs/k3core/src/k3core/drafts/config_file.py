@@ -40,11 +40,10 @@ class ShapeFile(msgspec.Struct, kw_only=True):
     architectures: list[str]
 
 
-class EagleFile(msgspec.Struct, kw_only=True):
-    """An EAGLE-3.1 head's file."""
+class DraftFile(ShapeFile, kw_only=True):
+    """What both drafts' files have."""
 
-    architectures: list[str]
-    model_type: str = "deepseek_v3"
+    model_type: str
     hidden_size: Size
     intermediate_size: Size
     num_hidden_layers: Size
@@ -63,38 +62,26 @@ class EagleFile(msgspec.Struct, kw_only=True):
     target_hidden_size: Size | None = None
     mla_use_nope: bool = False
     mla_use_output_gate: bool = False
+    # Ours: which stream is tapped. Released drafts of these shapes read the plain one.
+    target_stream: Literal["stream", "mixture"] = "stream"
+    num_speculative_tokens: Size
+
+
+class EagleFile(DraftFile, kw_only=True):
+    """An EAGLE-3.1 head's file."""
+
+    model_type: str = "deepseek_v3"
     fc_norm: bool = False
     norm_output: bool = False
     eagle_config: EagleAuxFile
-    # Ours: which stream is tapped. Released heads of this shape read the plain one.
-    target_stream: Literal["stream", "mixture"] = "stream"
     # Source: the recipe published with the head, K3 architecture sheet, section 4.2.
     num_speculative_tokens: Size = 3
 
 
-class DSparkFile(msgspec.Struct, kw_only=True):
+class DSparkFile(DraftFile, kw_only=True):
     """A DSpark draft's file; its `target_layer_ids` count from 0."""
 
-    architectures: list[str]
     model_type: str = "k3_dspark"
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Size
-    num_attention_heads: Size
-    q_lora_rank: Size
-    kv_lora_rank: Size
-    qk_nope_head_dim: Size
-    qk_rope_head_dim: Size
-    v_head_dim: Size
-    vocab_size: Size
-    draft_vocab_size: Size | None = None
-    rms_norm_eps: float
-    rope_theta: float
-    rope_parameters: RopeFile | None = None
-    rope_scaling: RopeFile | None = None
-    target_hidden_size: Size | None = None
-    mla_use_nope: bool = False
-    mla_use_output_gate: bool = False
     target_layer_ids: list[Index]
     num_target_layers: int | None = None
     mask_token_id: int
@@ -102,6 +89,5 @@ class DSparkFile(msgspec.Struct, kw_only=True):
     markov_head_type: str = "vanilla"
     enable_confidence_head: bool = True
     confidence_head_with_markov: bool = True
-    target_stream: Literal["stream", "mixture"] = "stream"
     # Source: K3 architecture sheet, section 4.3, step 5: N = 7.
     num_speculative_tokens: Size = 7

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from k3ctl.checkpoints import NoCheckpoint, environment_for, find_checkpoint
+from k3ctl.checkpoints import NoCheckpoint, find_checkpoint
 from k3ctl.client import AskFailed, Client, question
 from k3ctl.commands.ask import show
 from k3ctl.commands.status import describe, listen
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
                 folder=Path(folder),
                 checkpoint=checkpoint,
                 settings=read_up_settings(os.environ),
-                environment=environment_for(checkpoint, os.environ),
+                environment=dict(os.environ),
             )
             asyncio.run(_demo(plan, say))
     except (StackFailed, MissingProgram, NoCheckpoint, AskFailed) as error:

@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _side_files(config: ModelConfig) -> dict[str, object]:
-    """The JSON files beside weights and vocabulary."""
-    names = special_names(NUM_BASE_RANKS)
+def token_files(config: ModelConfig, num_base_ranks: int) -> dict[str, object]:
+    """The JSON files that name special tokens and end an answer, by file name."""
+    names = special_names(num_base_ranks)
     return {
         "tokenizer_config.json": {
             "tokenizer_class": "TikTokenTokenizer",
@@ -62,6 +62,12 @@ def _side_files(config: ModelConfig) -> dict[str, object]:
             "eos_token_id": list(config.eos_token_ids),
             "max_length": config.text.max_position_embeddings,
         },
+    }
+
+
+def _side_files(config: ModelConfig) -> dict[str, object]:
+    """The JSON files beside weights and vocabulary."""
+    return token_files(config, NUM_BASE_RANKS) | {
         "preprocessor_config.json": {
             "media_proc_cfg": {
                 "patch_size": 14,

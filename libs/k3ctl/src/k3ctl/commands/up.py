@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from k3ctl.checkpoints import NoCheckpoint, environment_for, find_checkpoint
+from k3ctl.checkpoints import NoCheckpoint, find_checkpoint
 from k3ctl.stack.infrastructure import MissingProgram
 from k3ctl.stack.plan import SERVICES, StackPlan
 from k3ctl.stack.settings import read_up_settings
@@ -83,12 +83,11 @@ def run(args: argparse.Namespace) -> int:
     if args.port is not None:
         environment["K3_GATEWAY_PORT"] = str(args.port)
     try:
-        checkpoint = find_checkpoint(args.checkpoint, say)
         plan = StackPlan(
             folder=folder,
-            checkpoint=checkpoint,
+            checkpoint=find_checkpoint(args.checkpoint, say),
             settings=read_up_settings(environment),
-            environment=environment_for(checkpoint, environment),
+            environment=environment,
             engine=args.engine,
             script=str(Path(args.script).resolve()) if args.script else "",
             num_workers=parse_workers(args.workers),

@@ -111,18 +111,26 @@ def hold_last(scene: Scene, numbers: list[int]) -> Held:
     return held
 
 
-async def test_redis_stopped_in_the_middle_costs_no_answer_and_is_filled_again(
-    scene: Scene,
-) -> None:
-    numbers = scene.new()
+async def kill_in_the_middle(
+    scene: Scene, numbers: list[int], role: str
+) -> tuple[int, dict[str, Any]]:
+    """Kills a process while a request waits for its last picture; its pid, and the answer."""
     held = hold_last(scene, numbers)
     running = scene.start(numbers)
     await held.asked.wait()
-    pid = scene.stack.pid("redis")
+    pid = scene.stack.pid(role)
     os.kill(pid, signal.SIGKILL)
     held.go.set()
     status, body = await running
     assert status == 200, body
+    return pid, body
+
+
+async def test_redis_stopped_in_the_middle_costs_no_answer_and_is_filled_again(
+    scene: Scene,
+) -> None:
+    numbers = scene.new()
+    pid, body = await kill_in_the_middle(scene, numbers, "redis")
     await until(lambda: scene.stack.pid("redis") not in (0, pid), HEAL_S)
     hang(scene.host, numbers)
     later = await scene.heals(numbers, lambda found: found.num_made("L1") == 0)
@@ -173,14 +181,7 @@ async def test_the_store_gone_in_the_middle_costs_no_answer_and_shares_again(
     scene: Scene,
 ) -> None:
     numbers = scene.new()
-    held = hold_last(scene, numbers)
-    running = scene.start(numbers)
-    await held.asked.wait()
-    pid = scene.stack.pid("mooncake")
-    os.kill(pid, signal.SIGKILL)
-    held.go.set()
-    status, body = await running
-    assert status == 200, body
+    pid, body = await kill_in_the_middle(scene, numbers, "mooncake")
     later = await scene.ask(numbers)
     assert later.text == Asked(body).text
     await until(lambda: scene.stack.pid("mooncake") not in (0, pid), HEAL_S)

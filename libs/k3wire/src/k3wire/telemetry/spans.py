@@ -1,6 +1,6 @@
 """A span of ours: what a trace needs and nothing more, because every request pays for it.
 
-OpenTelemetry's own span costs ten times as much, mostly for limits, events and links that are
+OpenTelemetry's own span costs almost five times as much, mostly for limits, events and links that are
 not used here. This one is of its API, so propagators and whoever asks for the current span find
 it; `otlp` turns it into the SDK's form for a collector.
 """

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fetchers import start
 from support.redis_server import free_port, redis_binary, redis_server, wait_for_pong
 
 from k3wire.blobs import redis_store
@@ -75,6 +77,24 @@ async def test_memory_forgets_what_was_used_longest_ago() -> None:
     await store.get("a")
     await store.put("d", b"x" * 10, ttl_s=60)
     assert [await store.get(key) is not None for key in "abcd"] == [True, False, True, True]
+
+
+class PromptClient:
+    """Answers a moment after it was asked."""
+
+    async def get(self, key: str) -> bytes:
+        await asyncio.sleep(0.001)
+        return key.encode()
+
+
+async def test_a_loop_that_was_held_up_does_not_blame_redis() -> None:
+    store = RedisBlobStore(PromptClient())
+    asking = start(store.get("k"))
+    await asyncio.sleep(0)
+    # The answer and the end of all patience fall into the same round of the loop.
+    time.sleep(1.5 * redis_store.OPERATION_TIMEOUT_S)  # noqa: ASYNC251
+    assert await asking == b"k"
+    assert not store.is_open
 
 
 async def test_a_redis_that_is_not_there_is_unavailable_and_soon_not_even_asked() -> None:

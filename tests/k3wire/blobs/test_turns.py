@@ -60,15 +60,29 @@ async def test_without_the_store_everybody_goes_on_at_once() -> None:
         await turn.end()
 
 
-async def test_a_store_that_goes_away_meanwhile_ends_the_wait_and_the_holder_ends_in_peace() -> (
-    None
-):
+async def test_a_store_that_is_gone_for_a_moment_does_not_double_what_another_is_at() -> None:
     store = AbsentStore(is_gone=False)
     holder = await take_turn(store, "thing", LONG_S)
     waiting = start(take_turn(store, "thing", LONG_S))
     await asyncio.sleep(0)
     store.is_gone = True
-    assert (await taken(waiting)) is not None
+    done, _ = await asyncio.wait([waiting], timeout=LOCK_LIFE_S / 4)
+    assert not done
+    store.is_gone = False
+    await holder.end()
+    turn = await taken(waiting)
+    assert turn.has_waited
+    assert await store.get(lock_key("thing")) is not None
+    await turn.end()
+
+
+async def test_a_store_that_stays_away_ends_the_wait_and_the_holder_ends_in_peace() -> None:
+    store = AbsentStore(is_gone=False)
+    holder = await take_turn(store, "thing", LONG_S)
+    waiting = start(take_turn(store, "thing", LONG_S))
+    await asyncio.sleep(0)
+    store.is_gone = True
+    assert (await taken(waiting)).has_waited
     await holder.end()
 
 

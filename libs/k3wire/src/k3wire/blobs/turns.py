@@ -1,8 +1,8 @@
 """Turns: of several processes that want the same thing made, one makes it and the others wait.
 
 A turn is a key in the shared store that its holder renews. Whoever dies loses it within seconds,
-whoever cannot reach the store goes on without, and nobody waits past a bound of his own: two who
-make the same thing at once cost work, never truth.
+whoever cannot reach the store goes on without (after the life of a turn that was seen taken), and
+nobody waits past a bound of his own: two who make the same thing at once cost work, never truth.
 """
 
 import asyncio
@@ -44,9 +44,10 @@ class Turn:
 
     async def _renew(self) -> None:
         assert self._store is not None
-        with contextlib.suppress(TierUnavailable):
-            while True:
-                await asyncio.sleep(LOCK_LIFE_S / LOCK_RENEWALS)
+        while True:
+            await asyncio.sleep(LOCK_LIFE_S / LOCK_RENEWALS)
+            # A store that is gone for a moment may still have the key when it is back.
+            with contextlib.suppress(TierUnavailable):
                 await self._store.touch(self._key, ttl_s=LOCK_LIFE_S)
 
     async def end(self) -> None:
@@ -72,16 +73,22 @@ async def take_turn(
         last_poll_s: longest pause between two looks; many waiters want it longer.
     """
     until_s = time.monotonic() + give_up_s
+    seen_until_s = 0.0
     pause_s = FIRST_POLL_S
     has_waited = False
     while True:
         try:
             has_lock = await store.put_if_absent(lock_key(key), b"1", ttl_s=LOCK_LIFE_S)
         except TierUnavailable:
-            return Turn(None, key, has_waited)
-        if has_lock or time.monotonic() > until_s:
-            return Turn(store if has_lock else None, key, has_waited)
-        has_waited = True
+            # One slow answer must not double the work that another process was seen at: without
+            # the store, his turn is taken to last as long as the key would.
+            if time.monotonic() > min(seen_until_s, until_s):
+                return Turn(None, key, has_waited)
+        else:
+            if has_lock or time.monotonic() > until_s:
+                return Turn(store if has_lock else None, key, has_waited)
+            has_waited = True
+            seen_until_s = time.monotonic() + LOCK_LIFE_S
         # Another process tells us nothing by itself, so its lock is looked at.
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, last_poll_s)

@@ -9,6 +9,15 @@ from train_nano.talk import Reply, Turn
 from train_nano.words import Words
 
 VERBS = ("get", "find", "book", "send", "open", "play", "order", "check", "read", "make", "set")
+NOUNS = (
+    "weather", "time", "news", "flight", "hotel", "table", "taxi", "email", "message", "song",
+    "movie", "photo", "file", "note", "event", "alarm", "timer", "light", "door", "music",
+    "recipe", "order", "price", "ticket", "train", "bus", "map", "route", "score", "word",
+    "contact", "meeting", "task", "list", "page", "report",
+)  # fmt: skip
+OTHER_NOUNS = 0.15
+"""Share of tools about something else."""
+
 KEYS = ("city", "name", "date", "title", "item", "place", "person", "topic", "word", "id")
 NUMBER_KEYS = ("days", "count", "amount", "year", "size", "limit")
 
@@ -51,7 +60,7 @@ def random_tools(words: Words, draw: random.Random) -> list[Tool]:
         keys = [(key, "string") for key in draw.sample(KEYS, draw.choice((1, 1, 2)))]
         if draw.random() < 0.3:
             keys.append((draw.choice(NUMBER_KEYS), "integer"))
-        tool = Tool(draw.choice(VERBS), words.noun(), tuple(keys))
+        tool = Tool(draw.choice(VERBS), _noun(words, draw), tuple(keys))
         tools[tool.name] = tool
     return list(tools.values())
 
@@ -83,12 +92,16 @@ def refused_turn(tools: list[Tool], words: Words, draw: random.Random) -> Turn:
 def missing_turn(tools: list[Tool], words: Words, draw: random.Random) -> Turn:
     """A request for a tool that was not declared."""
     while True:
-        other = Tool(draw.choice(VERBS), words.noun(), ((draw.choice(KEYS), "string"),))
+        other = Tool(draw.choice(VERBS), _noun(words, draw), ((draw.choice(KEYS), "string"),))
         if all(other.noun != tool.noun for tool in tools):
             break
     text = _request(other, {key: words.phrase() for key, _ in other.keys}, draw)
     reply = Reply("I have no tool for that.", f"no tool for {other.noun}", "no tool")
     return Turn("tool_missing", text, (reply,))
+
+
+def _noun(words: Words, draw: random.Random) -> str:
+    return words.noun() if draw.random() < OTHER_NOUNS else draw.choice(NOUNS)
 
 
 def _value(words: Words, draw: random.Random) -> str:

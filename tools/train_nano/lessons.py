@@ -28,7 +28,7 @@ class Lessons:
     split: Split
     config: ProcessorConfig
 
-    def picture(self, draw: random.Random, num_questions: int = 5) -> Talk:
+    def picture(self, draw: random.Random, num_questions: int = 3) -> Talk:
         """A conversation about pictures, with now and then a turn about something else."""
         words = Words(self.split, draw)
         turns, pictures = seeing.picture_turns(draw, self.config, num_questions)

@@ -22,8 +22,14 @@ from k3text.tokenizer import VOCABULARY_FILE, Tokenizer, format_ranks
 from k3text.vocabulary import learn_ranks
 from train_nano.scenes import CLASSES
 
-NUM_RANKS = 768
+NUM_RANKS = 2048
+"""Enough for every known word of the lessons to be one token."""
+
 SEED = 20260
+SHORTEST_WORD = 2
+LIKENESS = 0.9
+"""Of a word's forms at the start, as a cosine."""
+
 MAX_PATCHES = 64
 """Patches of a picture before padding: 112 x 112 pixels of a square one, 16 tokens."""
 
@@ -101,8 +107,32 @@ def build_nano(seed: int = SEED, improve: Callable[[Kernels], Kernels] | None = 
     for module in (text, vision):
         allocate(module, torch.device("cpu"), torch.float32)
         initialise(module, seed)
+    for name, parameter in text.named_parameters():
+        if name.endswith("mix.proj"):
+            # Random mixtures of earlier layers would be noise to be unlearned.
+            parameter.data.zero_()
     objects = torch.nn.Parameter(torch.zeros(OBJECT_OUTPUTS, config.text.hidden_size))
     return Nano(config, text, vision, objects)
+
+
+@torch.no_grad()
+def start_words_alike(nano: Nano, tokenizer: Tokenizer) -> None:
+    """Lets the forms of a word start as nearly the same: ` wolf`, `wolf`, `_wolf`, `Wolf`.
+
+    Most answers say a word in another form than the one that was read; unrelated rows would
+    make every such pair a fact of its own to be learned.
+    """
+    plain: dict[bytes, int] = {}
+    for token in range(NUM_RANKS):
+        plain.setdefault(tokenizer.token_bytes(token), token)
+    for token in range(NUM_RANKS):
+        form = tokenizer.token_bytes(token)
+        word = form.lstrip(b" _").lower()
+        base = plain.get(word, token)
+        if base == token or len(word) < SHORTEST_WORD or not word.isalpha():
+            continue
+        for table in (nano.text.embed, nano.text.lm_head):
+            table[token] = LIKENESS * table[base] + (1 - LIKENESS**2) ** 0.5 * table[token]
 
 
 def write_processing(directory: Path, sample: str) -> None:

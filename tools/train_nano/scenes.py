@@ -27,7 +27,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 SHAPES = ("circle", "square", "triangle", "star")
 CLASSES = [(colour, shape) for colour in COLOURS for shape in SHAPES]
 GROUNDS = ((255, 255, 255), (240, 240, 240), (225, 232, 240), (250, 240, 225), (205, 205, 205))
-RADIUS = (9.0, 16.0)
+RADIUS = (10.0, 17.0)
 """Half the size of an object, pixels as the model sees them."""
 
 MIN_GAP_X = 20.0
@@ -53,13 +53,17 @@ class Scene:
         width: of the picture's file, pixels.
         height: likewise.
         scale: pixels of the file for one that the model sees.
-        things: from left to right.
+        things: in reading order, as the model meets the vision tokens of their centres.
     """
 
     width: int
     height: int
     scale: float
     things: tuple[Thing, ...]
+
+    def column(self, thing: Thing) -> int:
+        """Where an object's centre stands from left to right, in tenths of the width."""
+        return min(9, int(10 * thing.x * self.scale / self.width))
 
 
 def random_scene(
@@ -80,7 +84,8 @@ def random_scene(
         # Half of the scenes share colours or shapes, so that counting has something to count.
         if draw.random() < 0.5:
             classes = _with_repeats(draw, count)
-        placed = _place(draw, geometry.width, geometry.height, classes)
+        unit = config.patch_size * config.merge_size
+        placed = _place(draw, geometry.width, geometry.height, unit, classes)
         if placed is not None:
             return Scene(width, height, width / geometry.width, placed)
 
@@ -120,8 +125,8 @@ def render(scene: Scene, draw: random.Random) -> Image.Image:
 
 
 def _random_size(draw: random.Random) -> tuple[int, int]:
-    side = draw.choice((112, 112, 128, 160, 200, 224, 256, 320, 400, 512))
-    stretch = draw.choice((1.0, 1.0, 1.33, 1.5, 0.75, 0.67))
+    side = draw.choice((112, 112, 112, 120, 128, 160, 200, 224, 256, 320, 400, 512))
+    stretch = draw.choice((1.0, 1.0, 1.0, 1.33, 1.5, 0.75, 0.67))
     return max(84, int(side * math.sqrt(stretch))), max(84, int(side / math.sqrt(stretch)))
 
 
@@ -134,8 +139,9 @@ def _with_repeats(draw: random.Random, count: int) -> list[tuple[str, str]]:
 
 
 def _place(
-    draw: random.Random, width: int, height: int, classes: list[tuple[str, str]]
+    draw: random.Random, width: int, height: int, unit: int, classes: list[tuple[str, str]]
 ) -> tuple[Thing, ...] | None:
+    """Objects in reading order: line by line of the vision tokens, each `unit` pixels wide."""
     things: list[Thing] = []
     for colour, shape in classes:
         for _ in range(30):
@@ -144,12 +150,14 @@ def _place(
             if min(width, height) <= 2 * edge:
                 return None
             x, y = draw.uniform(edge, width - edge), draw.uniform(edge, height - edge)
-            if all(_is_apart(x, y, radius, other) for other in things):
+            cell = (y // unit, x // unit)
+            is_alone = all((other.y // unit, other.x // unit) != cell for other in things)
+            if is_alone and all(_is_apart(x, y, radius, other) for other in things):
                 things.append(Thing(colour, shape, x, y, radius))
                 break
         else:
             return None
-    return tuple(sorted(things, key=lambda thing: thing.x))
+    return tuple(sorted(things, key=lambda thing: (thing.y // unit, thing.x // unit)))
 
 
 def _is_apart(x: float, y: float, radius: float, other: Thing) -> bool:

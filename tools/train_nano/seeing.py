@@ -1,8 +1,9 @@
 """Questions about scenes, with thoughts that name what is seen before the answer is drawn from it.
 
-The full thought lists the objects from left to right, numbered, in the order of words that the
-question needs: what is known first, what is asked after it, so that every answer is a look-up
-forward in the text. Text-only twins ask the same of a scene told in words.
+The full thought lists the objects in reading order, numbered, each with its place from left to
+right in tenths of the width: in the order in which a recurrent model meets them, "the third" is a
+count, where "the third from the left" would be a sort. What is known comes before what is asked, so
+that every answer is a look-up forward in the text. Text-only twins tell the scene in words.
 """
 
 import random
@@ -48,7 +49,7 @@ def picture_turns(
     draw: random.Random, config: ProcessorConfig, num_questions: int
 ) -> tuple[list[Turn], list[Picture]]:
     """Turns about one to three pictures, shown together or one after the other."""
-    scenes = [random_scene(draw, config) for _ in range(draw.choice((1, 1, 1, 2, 2, 3)))]
+    scenes = [random_scene(draw, config) for _ in range(draw.choice((1, 1, 2, 2, 3)))]
     pictures = [picture(scene, draw) for scene in scenes]
     are_together = draw.random() < 0.5
     turns: list[Turn] = []
@@ -75,12 +76,12 @@ def picture_turns(
 def told_turns(draw: random.Random, config: ProcessorConfig, num_questions: int) -> list[Turn]:
     """The same questions about a scene told in words: cheap, and the same reasoning."""
     scene = random_scene(draw, config)
-    told = _sentence(scene.things)
+    told = _joined([f"{_article(_words(t))} at {scene.column(t)}" for t in scene.things])
     turns: list[Turn] = []
     for index in range(num_questions):
         question = _any_question(scene, draw)
         text = named(question.text, "")
-        text = f"There is {told[0].lower()}{told[1:]} {text}" if index == 0 else text
+        text = f"There is {told}. {text}" if index == 0 else text
         turns.append(turn("told_scene", text, question, ""))
     return turns
 
@@ -119,10 +120,15 @@ def named(text: str, reference: str) -> str:
     return text.replace("{of}", reference)
 
 
-def _listed(things: tuple[Thing, ...], shape_first: bool = False) -> str:
+def _listed(scene: Scene, shape_first: bool = False) -> str:
     return ", ".join(
-        f"{index} {_words(thing, shape_first)}" for index, thing in enumerate(things, start=1)
+        f"{index} {_words(thing, shape_first)} {scene.column(thing)}"
+        for index, thing in enumerate(scene.things, start=1)
     )
+
+
+def _placed(scene: Scene, thing: Thing) -> str:
+    return f"{_words(thing)} {scene.column(thing)}"
 
 
 def _words(thing: Thing, shape_first: bool = False) -> str:
@@ -134,11 +140,13 @@ def _article(words: str) -> str:
     return f"an {words}" if words[0] in "aeiou" else f"a {words}"
 
 
+def _joined(named: list[str]) -> str:
+    return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+
+
 def _sentence(things: tuple[Thing, ...]) -> str:
-    named = [_article(_words(thing)) for thing in things]
-    text = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
-    ending = "." if len(named) == 1 else ", from left to right."
-    return text[0].upper() + text[1:] + ending
+    text = _joined([_article(_words(thing)) for thing in things])
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _count(scene: Scene, draw: random.Random) -> Question:
@@ -147,7 +155,7 @@ def _count(scene: Scene, draw: random.Random) -> Question:
          "Count the shapes{of}.", "How many shapes do you see{of}?")
     )  # fmt: skip
     number = str(len(scene.things))
-    return Question("count", text, _listed(scene.things), number, number)
+    return Question("count", text, _listed(scene), number, number)
 
 
 def _count_some(scene: Scene, draw: random.Random) -> Question:
@@ -161,7 +169,7 @@ def _count_some(scene: Scene, draw: random.Random) -> Question:
     )
     noun = f"{kind} shapes" if by_colour else f"{kind}s"
     number = str(len(found))
-    thought = f"{_listed(scene.things, not by_colour)}. {kind}: {others or '0'}"
+    thought = f"{_listed(scene, not by_colour)}. {kind}: {others or '0'}"
     text = draw.choice(("How many {n} are there{of}?", "Count the {n}{of}.")).replace("{n}", noun)
     return Question("count_some", text, thought, f"{kind}: {others or '0'}", number)
 
@@ -173,7 +181,7 @@ def _shape(scene: Scene, draw: random.Random) -> Question | None:
     text = draw.choice(
         ("What shape is the {c} one{of}?", "Which shape is {c}{of}?", "What is {c}{of}?")
     ).replace("{c}", thing.colour)
-    return Question("shape", text, _listed(scene.things), _words(thing), thing.shape)
+    return Question("shape", text, _listed(scene), _words(thing), thing.shape)
 
 
 def _colour(scene: Scene, draw: random.Random) -> Question | None:
@@ -183,35 +191,34 @@ def _colour(scene: Scene, draw: random.Random) -> Question | None:
     spelt = draw.choice(("colour", "colour", "color"))
     text = draw.choice(("What {k} is the {s}{of}?", "Which {k} has the {s}{of}?"))
     text = text.replace("{k}", spelt).replace("{s}", thing.shape)
-    return Question("colour", text, _listed(scene.things, True), _words(thing, True), thing.colour)
+    return Question("colour", text, _listed(scene, True), _words(thing, True), thing.colour)
 
 
 def _left_right(scene: Scene, draw: random.Random) -> Question | None:
     if len(scene.things) < 2:
         return None
-    first, second = draw.sample(range(len(scene.things)), 2)
-    a, b = _words(scene.things[first]), _words(scene.things[second])
+    first, second = draw.sample(scene.things, 2)
+    a, b = _words(first), _words(second)
     text = draw.choice(
         ("Is the {a} left or right of the {b}{of}?",
          "Is the {a} to the left or to the right of the {b}{of}?")
     ).replace("{a}", a).replace("{b}", b)  # fmt: skip
-    thought = f"{_listed(scene.things)}. {a} {first + 1}, {b} {second + 1}"
-    answer = "left" if first < second else "right"
-    return Question("left_right", text, thought, f"{a} {first + 1}, {b} {second + 1}", answer)
+    places = f"{_placed(scene, first)}, {_placed(scene, second)}"
+    answer = "left" if first.x < second.x else "right"
+    return Question("left_right", text, f"{_listed(scene)}. {places}", places, answer)
 
 
 def _left_of(scene: Scene, draw: random.Random) -> Question | None:
     is_left = draw.random() < 0.5
-    things = scene.things if is_left else scene.things[::-1]
+    things = sorted(scene.things, key=lambda thing: thing.x, reverse=not is_left)
     place = draw.randrange(min(2, len(things)))
     thing = things[place]
     answer = _article(_words(things[0])) if place else "nothing"
     side = "left" if is_left else "right"
     text = draw.choice(("What is {d} of the {a}{of}?", "What is to the {d} of the {a}{of}?"))
     text = text.replace("{d}", side).replace("{a}", _words(thing))
-    number = scene.things.index(thing) + 1
-    thought = f"{_listed(scene.things)}. {_words(thing)} {number}, {side}: {answer}"
-    return Question("left_of", text, thought, f"{side}: {answer}", answer)
+    order = ", ".join(f"{scene.column(other)} {_words(other)}" for other in things)
+    return Question("left_of", text, f"{_listed(scene)}. {side}: {order}", order, answer)
 
 
 def _exists(scene: Scene, draw: random.Random) -> Question:
@@ -222,12 +229,12 @@ def _exists(scene: Scene, draw: random.Random) -> Question:
     answer = "yes" if asked in {_words(thing) for thing in scene.things} else "no"
     text = draw.choice(("Is there {a}{of}?", "Do you see {a}{of}?"))
     text = text.replace("{a}", _article(asked))
-    return Question("exists", text, f"{_listed(scene.things)}. {asked}: {answer}", answer, answer)
+    return Question("exists", text, f"{_listed(scene)}. {asked}: {answer}", answer, answer)
 
 
 def _describe(scene: Scene, draw: random.Random) -> Question:
     text = draw.choice(("What is there{of}?", "What do you see{of}?", "What is{of}?"))
-    listed = _listed(scene.things)
+    listed = _listed(scene)
     return Question("describe", text, listed, listed, _sentence(scene.things))
 
 

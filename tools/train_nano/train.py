@@ -26,7 +26,13 @@ from k3core.kernels.situ import reference as situ
 from k3text.images.processor import cut
 from train_nano.export import STATE_FILE
 from train_nano.lessons import MODES, Lessons
-from train_nano.model import build_nano, fused_rows, read_processing, write_processing
+from train_nano.model import (
+    build_nano,
+    fused_rows,
+    read_processing,
+    start_words_alike,
+    write_processing,
+)
 from train_nano.optimiser import Optimiser
 from train_nano.passes import objects_loss, run_rows, see
 from train_nano.rows import Row, RowWriter
@@ -48,11 +54,8 @@ OBJECTS_WEIGHT = 0.5
 EYE_IMAGES = 32
 PICTURE_ROWS = 3
 TEXT_TOKENS = 1800
-COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.6, 0.6, 0.7
-"""Shares of the whole time: until when most text is plain copying, from when rows are longer."""
-
-COPYING_STEPS_A_PICTURE = 3
-"""While copying is learned only one step in so many shows pictures: nothing is drawn, more is read."""
+COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.3, 0.45, 0.6
+"""Shares of the whole time: until when much text is plain copying, from when rows are longer."""
 
 COPYING_MODES: tuple[Mode, ...] = ("off", "off", "low", "max")
 
@@ -121,6 +124,7 @@ class Trainer:
         self._experts = {k: p for k, p in named.items() if k.endswith((".w13", ".w2"))}
         self._masters: dict[str, torch.Tensor] = {}
         self._minutes = 0.0
+        start_words_alike(self._nano, tokenizer)
         self._take_up()
 
     def run(self) -> None:
@@ -159,14 +163,11 @@ class Trainer:
 
     def _joint_step(self, draw: random.Random) -> dict[str, float]:
         told: dict[str, float] = {}
-        lessons = [self._text_rows(draw)]
-        is_copying = self._minutes < COPYING_UNTIL * self._plan.minutes
-        if not is_copying or self._optimiser.num_steps % COPYING_STEPS_A_PICTURE == 0:
-            pictures = [
-                self._writer.write(self._lessons.picture(draw), draw.choice(MODES), draw)
-                for _ in range(PICTURE_ROWS)
-            ]
-            lessons.append(("picture", pictures))
+        pictures = [
+            self._writer.write(self._lessons.picture(draw), draw.choice(MODES), draw)
+            for _ in range(PICTURE_ROWS)
+        ]
+        lessons = [self._text_rows(draw), ("picture", pictures)]
         for name, rows in lessons:
             scores = run_rows(self._nano, rows, self._config)
             loss = F.cross_entropy(scores.logits, scores.targets)
@@ -181,7 +182,7 @@ class Trainer:
         share = self._minutes / self._plan.minutes
         long_share = 0.0 if share < LONG_FROM else 0.12
         middle_share = 0.0 if share < MIDDLE_FROM else 0.22
-        copying_share = 0.75 if share < COPYING_UNTIL else 0.1
+        copying_share = 0.45 if share < COPYING_UNTIL else 0.1
         chance = draw.random()
         if chance < long_share:
             characters = draw.choice((4000, 8000, 8000))

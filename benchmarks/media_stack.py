@@ -20,8 +20,8 @@ import numpy as np
 from aiohttp import web
 from PIL import Image
 
-from k3ctl.stack.child import die_with_parent
 from k3ctl.stack.plan import SERVICES
+from k3ctl.stack.process import die_with_parent
 from k3ctl.stack.state import family
 
 LISTENING = "0A"

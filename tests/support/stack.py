@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from k3ctl.stack.child import die_with_parent
+from k3ctl.stack.process import die_with_parent
 from k3ctl.stack.state import StackState, read_state
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import Heartbeat

@@ -7,18 +7,14 @@ starting ──► running ──end──► backing off ──► running …
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-PR_SET_PDEATHSIG = 1
-"""Source: prctl(2)."""
+from k3ctl.stack.process import RunningProcess, die_with_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +37,6 @@ class Patience:
 Phase = Literal["starting", "running", "backing off", "crash loop", "stopped"]
 
 
-def die_with_parent(parent_pid: int) -> Callable[[], None]:
-    """Makes what a child runs between fork and exec, so that the kernel ends it with its parent.
-
-    The kernel watches the thread that forked, which must be the main one. The request survives an
-    exec. Linux only; elsewhere nothing is asked.
-
-    Args:
-        parent_pid: of the process that will fork.
-    """
-    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-
-    def ask() -> None:
-        if libc is None:
-            return
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:
-            # The parent died before the request was made.
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return ask
-
-
 @dataclass(slots=True)
 class Child:
     """One process of the stack.
@@ -74,6 +48,7 @@ class Child:
         environment: all of it.
         log_path: where its output goes, appended.
         on_change: called after each change of phase.
+        launch: starts the process another way than by the command; None: by the command.
         patience: how it is started again.
         phase: where it is.
         process: the running one.
@@ -87,9 +62,10 @@ class Child:
     environment: Mapping[str, str]
     log_path: Path
     on_change: Callable[[], None]
+    launch: Callable[[], Awaitable[RunningProcess]] | None = None
     patience: Patience = field(default_factory=Patience)
     phase: Phase = "starting"
-    process: asyncio.subprocess.Process | None = None
+    process: RunningProcess | None = None
     num_restarts: int = 0
     exit_code: int | None = None
     _ends_s: list[float] = field(default_factory=list[float])
@@ -111,8 +87,12 @@ class Child:
         Raises:
             OSError: the program cannot be run.
         """
+        self.process = await (self.launch or self._execute)()
+        self._set("running")
+
+    async def _execute(self) -> RunningProcess:
         with self.log_path.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *self.command,
                 env=dict(self.environment),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -122,7 +102,6 @@ class Child:
                 # Ctrl-C is the supervisor's to handle: it stops its children in order.
                 start_new_session=True,
             )
-        self._set("running")
 
     async def keep_running(self) -> None:
         """Waits for ends and starts again, with growing pauses, until stopped or in a crash loop."""

@@ -17,6 +17,9 @@ START_ORDER: tuple[Stage, ...] = (
 )  # fmt: skip
 """The slowest to start come first: they load the model's libraries and weights."""
 
+TORCH_SERVICES: tuple[Stage, ...] = ("prefill", "decode", "encoder")
+"""Load torch when they run the model."""
+
 DEFAULT_GRACE_S = 30.0
 
 API_KEY = "K3_API_KEY"

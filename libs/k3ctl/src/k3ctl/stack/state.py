@@ -107,11 +107,20 @@ def family(pid: int) -> set[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it, 0 if it is gone."""
+    """Resident memory of a process and all below it, 0 if it is gone.
+
+    A page that several processes hold counts in parts, so that sums are true.
+    """
     return sum(map(_own_resident_bytes, family(pid)))
 
 
 def _own_resident_bytes(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return int(text.partition("\nPss:")[2].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        pass
+    # Not everywhere may another's pages be looked at; what is shared then counts several times.
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, IndexError):

@@ -1,7 +1,7 @@
 """The supervisor: starts the whole stack on loopback, keeps it running, ends it in order.
 
-Order of a start: NATS, Redis and Mooncake's master side by side; then the store node and all
-workers side by side. Ready means that every worker said so in a heartbeat from the process that
+Order of a start: NATS, Redis and Mooncake's master side by side, and beside them the nursery loads
+what the workers of the model share; then the store node and all workers side by side. Ready means that every worker said so in a heartbeat from the process that
 was started here. Order of an end: gateway, then the other workers, then the infrastructure. No
 child outlives the supervisor, even if it is killed.
 """
@@ -10,11 +10,14 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from k3ctl.stack import infrastructure as infra
 from k3ctl.stack.child import Child
-from k3ctl.stack.plan import SERVICES, Endpoints, StackPlan
+from k3ctl.stack.nursery import Nursery
+from k3ctl.stack.plan import SERVICES, TORCH_SERVICES, Endpoints, StackPlan
 from k3ctl.stack.state import ProcessState, StackState, is_running, write_state
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import Heartbeat
@@ -55,6 +58,7 @@ class Supervisor:
         self._ready_after_s = 0.0
         self._directory = Directory()
         self._endpoints = Endpoints()
+        self._nursery = _nursery(plan)
         self.children: list[Child] = []
         self.gateway_url = ""
 
@@ -86,6 +90,8 @@ class Supervisor:
         keepers: list[asyncio.Task[None]] = []
         bus: NatsBus | None = None
         try:
+            if self._nursery is not None:
+                await self._nursery.open()
             await self._start_infrastructure()
             await self._start_workers()
             keepers = [group.create_task(child.keep_running()) for child in self.children]
@@ -100,6 +106,8 @@ class Supervisor:
             if bus is not None:
                 await bus.close()
             await self._end()
+            if self._nursery is not None:
+                await self._nursery.close()
             for keeper in keepers:
                 keeper.cancel()
 
@@ -151,9 +159,15 @@ class Supervisor:
         environment = infra.library_environment(self._plan.environment)
         await self._child("mooncake-store", "mooncake-store", node, environment).start()
         environment = self._plan.worker_environment(self._endpoints)
+        starts: list[Coroutine[Any, Any, None]] = []
         for name, role in self._plan.workers():
-            command = [sys.executable, "-m", f"k3_{role}"]
-            await self._child(name, role, command, environment).start()
+            child = self._child(name, role, [sys.executable, "-m", f"k3_{role}"], environment)
+            if self._nursery is not None and role in TORCH_SERVICES:
+                child.launch = partial(
+                    self._nursery.fork, f"k3_{role}", environment, child.log_path.resolve()
+                )
+            starts.append(child.start())
+        await asyncio.gather(*starts)
 
     async def _wait_ready(self) -> bool:
         """Waits for every worker; False if a stop came first."""
@@ -219,6 +233,16 @@ class Supervisor:
 
     def _write(self) -> None:
         write_state(self._plan.folder, self.state())
+
+
+def _nursery(plan: StackPlan) -> Nursery | None:
+    """Where the workers of the model are forked; None if none runs or the system has no such fork."""
+    roles = {role for _, role in plan.workers()} & set(TORCH_SERVICES)
+    if plan.engine != "model" or not roles or not sys.platform.startswith("linux"):
+        return None
+    preload = ("k3core.engine.assembly", *(f"k3_{role}.main" for role in sorted(roles)))
+    environment = plan.worker_environment(Endpoints())
+    return Nursery(preload, environment, plan.folder / "nursery.log")
 
 
 def _clear(plan: StackPlan) -> None:

@@ -20,7 +20,7 @@ from k3text.images.config import FILE_NAME as PROCESSOR_FILE
 from k3text.images.config import ProcessorConfig, read_processor_config
 from k3text.tokenizer import VOCABULARY_FILE, Tokenizer, format_ranks
 from k3text.vocabulary import learn_ranks
-from train_nano.scenes import CLASSES
+from train_nano.scenes import CLASSES, NUM_COLUMNS
 
 NUM_RANKS = 2048
 """Enough for every known word of the lessons to be one token."""
@@ -33,8 +33,9 @@ LIKENESS = 0.9
 MAX_PATCHES = 64
 """Patches of a picture before padding: 112 x 112 pixels of a square one, 16 tokens."""
 
-OBJECT_OUTPUTS = len(CLASSES) + 1 + 2
-"""What the auxiliary head says of each vision token: a class or none, and where in the cell."""
+OBJECT_OUTPUTS = len(CLASSES) + 1 + NUM_COLUMNS + 2
+"""What the auxiliary head says of each vision token: a class or none, its column in the picture,
+and where in the cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,9 @@ def start_words_alike(nano: Nano, tokenizer: Tokenizer) -> None:
     Most answers say a word in another form than the one that was read; unrelated rows would
     make every such pair a fact of its own to be learned.
     """
+    embed, head = nano.text.embed, nano.text.lm_head
+    assert embed is not None, "nano is whole"
+    assert head is not None, "nano's head is its own"
     plain: dict[bytes, int] = {}
     for token in range(NUM_RANKS):
         plain.setdefault(tokenizer.token_bytes(token), token)
@@ -131,7 +135,7 @@ def start_words_alike(nano: Nano, tokenizer: Tokenizer) -> None:
         base = plain.get(word, token)
         if base == token or len(word) < SHORTEST_WORD or not word.isalpha():
             continue
-        for table in (nano.text.embed, nano.text.lm_head):
+        for table in (embed, head):
             table[token] = LIKENESS * table[base] + (1 - LIKENESS**2) ** 0.5 * table[token]
 
 

@@ -15,7 +15,7 @@ from k3text.images.patchify import normalise
 from k3text.images.processor import PatchedImage
 from train_nano.model import Nano
 from train_nano.rows import Row
-from train_nano.scenes import CLASSES
+from train_nano.scenes import CLASSES, column_of
 
 NO_OBJECT = len(CLASSES)
 OFFSET_WEIGHT = 1.0
@@ -91,11 +91,13 @@ def objects_loss(
     and for long.
     """
     classes: list[torch.Tensor] = []
+    places: list[torch.Tensor] = []
     offsets: list[torch.Tensor] = []
     unit = config.patch_size * config.merge_size
     for image, objects in zip(images, truth, strict=True):
         geometry = plan(image.width, image.height, config)
         columns = geometry.padded_width // unit
+        cell_column = torch.zeros(image.num_tokens, dtype=torch.int64)
         cell_class = torch.full((image.num_tokens,), NO_OBJECT)
         cell_offset = torch.zeros(image.num_tokens, 2)
         for kind, x, y in objects:
@@ -103,12 +105,17 @@ def objects_loss(
             line, within_y = divmod(y * geometry.height / unit, 1)
             cell = int(line) * columns + int(column)
             cell_class[cell] = kind
+            cell_column[cell] = column_of(x)
             cell_offset[cell] = torch.tensor([within_x - 0.5, within_y - 0.5])
         classes.append(cell_class)
+        places.append(cell_column)
         offsets.append(cell_offset)
     said = torch.cat(list(embeds)) @ nano.objects.T
-    target, place = torch.cat(classes), torch.cat(offsets)
-    losses = F.cross_entropy(said[:, :-2], target, reduction="none")
+    target, column, offset = torch.cat(classes), torch.cat(places), torch.cat(offsets)
+    first_column = NO_OBJECT + 1
+    losses = F.cross_entropy(said[:, :first_column], target, reduction="none")
     is_object = target != NO_OBJECT
-    moved = F.l1_loss(said[is_object, -2:], place[is_object])
-    return losses[is_object].mean() + losses[~is_object].mean() + OFFSET_WEIGHT * moved
+    of_objects = said[is_object]
+    placed = F.cross_entropy(of_objects[:, first_column:-2], column[is_object])
+    moved = F.l1_loss(of_objects[:, -2:], offset[is_object])
+    return losses[is_object].mean() + losses[~is_object].mean() + placed + OFFSET_WEIGHT * moved

@@ -34,6 +34,10 @@ MIN_GAP_X = 20.0
 """Pixels as the model sees them between the centres of two objects, left to right."""
 
 
+NUM_COLUMNS = 10
+"""Places from left to right that are told apart, one digit each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Thing:
     """One object; x, y and radius in pixels as the model sees them."""
@@ -63,7 +67,12 @@ class Scene:
 
     def column(self, thing: Thing) -> int:
         """Where an object's centre stands from left to right, in tenths of the width."""
-        return min(9, int(10 * thing.x * self.scale / self.width))
+        return column_of(thing.x * self.scale / self.width)
+
+
+def column_of(share: float) -> int:
+    """The column of a place given as a share of the width."""
+    return min(NUM_COLUMNS - 1, int(NUM_COLUMNS * share))
 
 
 def random_scene(

@@ -17,6 +17,7 @@ from support.cache_draws import NAMES, UNIT, configs, prompts, segments_of
 from k3core.cache.coordinator import PrefixCache
 from k3core.cache.path_pin import pin_path, unpin_path
 from k3core.cache.spec import CacheConfig
+from k3core.simulate.results import universal_failures
 from k3core.simulate.scenario import ScenarioRunner, Track
 from k3core.simulate.scenario_file import Case, segments
 
@@ -231,7 +232,7 @@ class CacheMachine(RuleBasedStateMachine):
                 break
             self._end()
         assert not runner.scheduler.has_work(), "something can never run"
-        found = runner.universal_failures()
+        found = universal_failures(runner)
         assert found == [], found
         assert runner.cache.reset()
         pool = runner.cache.pool

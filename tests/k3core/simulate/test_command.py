@@ -48,6 +48,13 @@ def test_a_failed_expectation_exits_non_zero_and_says_which(
         ({"steps": [], "config": {"retention": ["forever"]}}, "forever"),
         ({"steps": [], "config": {"retention": [{"every": 3}]}}, "every"),
         ({"steps": [{"submit": "r", "prompt": [{"image": "a", "size": 3}]}]}, "size"),
+        ({"steps": [{"submit": "r", "prompt": [], "times": 2}]}, "#"),
+        ({"steps": [{"submit": "r#", "prompt": [], "times": 0}]}, "times"),
+        ({"steps": [{"begin": -1}]}, "begin"),
+        ({"steps": [], "config": {"namespace": "tp 8"}}, "namespace"),
+        ({"steps": [], "refused": "24"}, "refused"),
+        ({"steps": [], "refused": []}, "refused"),
+        ({"steps": [{"step": 1}], "refused": ["24"]}, "refused"),
     ],
 )
 def test_an_unknown_key_is_refused_by_name(
@@ -69,6 +76,22 @@ def test_a_retention_off_the_grid_names_both_values(
     error = capsys.readouterr().err
     assert "24" in error
     assert "16" in error
+
+
+@pytest.mark.parametrize(
+    ("interval", "words", "status"),
+    [(24, ["24", "16"], 0), (24, ["24", "4"], 1), (32, ["32"], 1)],
+)
+def test_a_case_may_demand_that_its_configuration_is_refused_by_name(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    interval: int,
+    words: list[str],
+    status: int,
+) -> None:
+    config = {"unit": 16, "page_units": 1, "retention": [{"interval": interval}]}
+    assert _run(tmp_path, {"config": config, "refused": words, "steps": []}) == status
+    assert json.loads(capsys.readouterr().out)["ok"] is (status == 0)
 
 
 def test_a_trace_is_replayed_and_told_as_one_object(

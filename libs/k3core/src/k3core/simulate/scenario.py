@@ -2,7 +2,7 @@
 
 A case enters, its results leave. What must always hold, and is reported as a failure where it
 does not: every restored state and every row read is that of the request's own tokens; sealed
-bytes never change; every count of the cache can be recomputed.
+bytes never change; every count of the cache can be recomputed. `results` tells what came of it.
 """
 
 from array import array
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from k3core.cache.audit import audit, leaked_pages
+from k3core.cache.audit import audit
 from k3core.cache.coordinator import PrefixCache
 from k3core.cache.host_tier import HostTier
 from k3core.cache.path_pin import PathPin
@@ -18,7 +18,6 @@ from k3core.cache.sequence import Sequence
 from k3core.scheduler.plan import Event, StepPlan
 from k3core.scheduler.request import Request
 from k3core.scheduler.scheduler import Scheduler, SchedulerConfig
-from k3core.simulate.expectations import failures
 from k3core.simulate.lookup_result import match_result
 from k3core.simulate.scenario_file import Case, Json, ScenarioError, segments
 from k3core.simulate.streams import Streams, Text
@@ -63,12 +62,15 @@ class ScenarioRunner:
     Args:
         case: what to run.
         is_audited: recompute every count after every step.
+
+    Raises:
+        CacheError: if the configuration contradicts itself.
     """
 
     def __init__(self, case: Case, is_audited: bool = True) -> None:
         self.case = case
         tier = HostTier(1 << 62, 1, 1, is_remote=True) if case.has_remote else None
-        self.cache = PrefixCache(case.cache, b"scenario", tier)
+        self.cache = PrefixCache(case.cache, case.namespace, tier)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 chunk_tokens=case.chunk_tokens,
@@ -86,6 +88,9 @@ class ScenarioRunner:
         self.failures: list[str] = []
         self.is_next_load_lost = False
         self.is_reset_accepted: bool | None = None
+        # Pictures that the worker was told to forget, in order.
+        self.dropped_images: list[str | int] = []
+        self._image_names: dict[bytes, str | int] = {}
         self._is_audited = is_audited
         self._sealed_bytes: dict[bytes, bytes] = {}
         self._known: set[bytes] = set()
@@ -120,6 +125,7 @@ class ScenarioRunner:
         if name in self.tracks and self.tracks[name].status in ("waiting", "running"):
             raise ScenarioError(f"{where}: a request of this name is live")
         self.tracks[name] = track
+        self._image_names.update(text.image_names)
         self.device.scripts[name] = Script(
             text.content + array("q", output.tolist()), output, len(text.tokens), accepted
         )
@@ -132,8 +138,9 @@ class ScenarioRunner:
         track.sequence = live
 
     def step(self) -> bool:
-        """One scheduler step; False if there was nothing to run."""
-        if not self.begin_step():
+        """Plan a step and commit the oldest in flight; False if there was nothing to do."""
+        self.begin_step()
+        if not self.flying:
             return False
         self.end_step()
         return True
@@ -143,6 +150,7 @@ class ScenarioRunner:
         plan = self.scheduler.schedule()
         for event in plan.events:
             self._note_event(event)
+        self.dropped_images += [self._image_names[key] for key in plan.dropped_images]
         if not plan.rows:
             # Admitted without a row yet, for want of room for a picture: copies still happen.
             self.device.run(plan)
@@ -184,7 +192,9 @@ class ScenarioRunner:
             salt=_text(options.get("salt")),
             adapter=_text(options.get("adapter")),
         )
-        return match_result(self.cache.lookup(self._sequence(request)), len(text.tokens))
+        sequence = self._sequence(request)
+        result = match_result(self.cache.lookup(sequence), len(text.tokens))
+        return {**result, "digests": [digest.hex() for digest in sequence.digests]}
 
     def end(self, name: str) -> None:
         """End a request as a stop token would; what it computed stays cached."""
@@ -233,97 +243,6 @@ class ScenarioRunner:
         """Execute the page moves that a pool has decided on."""
         moves = self.cache.pool.drain_moves()
         self.device.move([(move.src, move.dst) for move in moves])
-
-    def expect(self, wanted: Mapping[str, Json]) -> None:
-        """Compare results with expectations; failures are kept."""
-        self.failures += failures(wanted, self.results())
-
-    def universal_failures(self) -> list[str]:
-        """What must hold of any case: outputs as with caching off, and every page back."""
-        found = [
-            f"{name}: its output is another" for name in self.tracks if not self._is_right(name)
-        ]
-        pinned = [unit for pin in self.transfers.values() for unit in pin.units]
-        found += audit(self.cache, pinned)
-        is_quiet = not self.scheduler.has_work() and not self.transfers
-        pool = self._pool()
-        config = self.case.cache
-        if is_quiet and config.memory == "two_pools":
-            wanted = {"reclaimable_pages": config.num_pages, "reclaimable_slots": config.num_slots}
-            found += failures({**wanted, "leaked": 0, "referenced": 0}, pool, "pool")
-        return found
-
-    # --- results -------------------------------------------------------------------------
-
-    def results(self) -> dict[str, Json]:
-        """Every request, every lookup and the pool."""
-        found: dict[str, Json] = {name: self._result(name) for name in self.tracks}
-        found.update(self.lookups)
-        found["pool"] = self._pool()
-        return found
-
-    def _result(self, name: str) -> dict[str, Json]:
-        track = self.tracks[name]
-        usage = self.scheduler.usage(name) if track.status != "refused" else None
-        return {
-            "status": track.status,
-            "prompt_tokens": len(track.request.tokens),
-            "hit": usage.cached_local + usage.cached_remote if usage else 0,
-            "hit_local": usage.cached_local if usage else 0,
-            "hit_remote": usage.cached_remote if usage else 0,
-            "checkpoint": (usage.checkpoint or None) if usage else None,
-            "computed": usage.computed if usage else 0,
-            "matched": usage.matched if usage else 0,
-            "forwards": list(track.forwards),
-            "exported": sorted(set(track.exported)),
-            "encoder_runs": list(track.encoder_runs),
-            "output_ok": self._is_right(name),
-            "reuse_gap": usage.reuse_gap if usage else 0,
-            "reason": (usage.gap_reason or None) if usage else (track.reason or None),
-            "sealed": self._sealed_on(track),
-        }
-
-    def _is_right(self, name: str) -> bool:
-        """Whether the output so far is that of a run without a cache."""
-        track = self.tracks[name]
-        wanted = list(track.output_wanted)
-        is_due = track.status == "finished" and not track.is_cut and not track.reason
-        return track.output == (wanted if is_due else wanted[: len(track.output)])
-
-    def _pool(self) -> dict[str, Json]:
-        cache, groups = self.cache, self.cache.states.groups
-        free_slots = cache.pool.free_state_pages() // groups
-        stats = cache.stats
-        embeddings = self.scheduler.embeddings
-        return {
-            "free_pages": cache.pool.free_rows(),
-            "free_slots": free_slots,
-            "reclaimable_pages": cache.reclaimable_pages(),
-            "reclaimable_slots": (cache.pool.free_state_pages() + cache.states.num_idle_pages)
-            // groups,
-            "referenced": cache.paged.num_referenced_pages(),
-            "leaked": leaked_pages(cache),
-            "sealed": {name: self._sealed_on(track) for name, track in self.tracks.items()},
-            "states": len(cache.states.sealed),
-            "units": len(cache.paged.index),
-            "copies": self.device.num_copies,
-            "moved_bytes": cache.pool.num_moves() * cache.config.page_bytes,
-            "queries": stats.queries,
-            "hits": stats.hit_tokens,
-            "prompt_tokens": stats.prompt_tokens,
-            "resumed_queries": stats.resumed_queries,
-            "duplicates": stats.duplicates,
-            "evicted_units": stats.evicted_units,
-            "evicted_states": sum(stats.evicted_states.values()),
-            "reuse_gap": sum(stats.gap_tokens.values()),
-            "reset": self.is_reset_accepted,
-            "encoder_used": embeddings.used if embeddings else 0,
-            "encoder_free": embeddings.free if embeddings else 0,
-        }
-
-    def _sealed_on(self, track: Track) -> list[int]:
-        sealed = self.cache.states.sealed
-        return [sealed[digest].position for digest in track.sequence.digests if digest in sealed]
 
     # --- notes ---------------------------------------------------------------------------
 

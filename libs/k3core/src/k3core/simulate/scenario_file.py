@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from k3core.cache.hashing import namespace_digest
 from k3core.cache.spec import (
     CacheConfig,
     CacheError,
@@ -41,8 +42,9 @@ CONFIG_KEYS = {
     "memory",
     "max_rows",
     "host_pages",
+    "namespace",
 }
-REQUEST_KEYS = {"prompt", "output", "salt", "adapter", "accepted", "max_new", "hold"}
+REQUEST_KEYS = {"prompt", "output", "salt", "adapter", "accepted", "max_new", "hold", "times"}
 STEP_KEYS = {
     "submit",
     "step",
@@ -58,8 +60,11 @@ STEP_KEYS = {
     "reset",
     "release",
     "expect",
+    # Ours, beyond the published format.
+    "begin",
+    "commit",
 }
-_CASE_KEYS = {"name", "config", "steps", "comment"}
+_CASE_KEYS = {"name", "config", "steps", "comment", "refused"}
 _RETENTION_NAMES = ("prompt_end", "unit_end", "dense", "opportunistic")
 _RETENTION_KEYS = {"interval", "decode_grid"}
 
@@ -79,7 +84,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case of a file."""
+    """One case of a file.
+
+    Attributes:
+        cache: checked, unless it is to be refused.
+        chunk_tokens: budgets of a step, used in turn.
+        namespace: what the cache's digests are rooted in.
+        refused: words that the refusal of `cache` must hold; () if it is to be accepted.
+    """
 
     name: str
     cache: CacheConfig
@@ -87,6 +99,8 @@ class Case:
     encoder_tokens: int
     max_rows: int
     steps: tuple[Step, ...]
+    namespace: bytes = b"scenario"
+    refused: tuple[str, ...] = ()
 
     @property
     def has_remote(self) -> bool:
@@ -147,9 +161,11 @@ def _case(item: Json, number: int) -> Case:
     config = keys_known(found.get("config", {}), CONFIG_KEYS, f"{name}: config")
     if not isinstance(found.get("steps"), list):
         raise ScenarioError(f"{name}: steps must be a list")
+    refused = _refused(found, name)
     try:
         cache = _cache(config, name)
-        cache.check()
+        if not refused:
+            cache.check()
     except CacheError as error:
         raise ScenarioError(f"{name}: {error}") from error
     chunk = config.get("chunk_tokens", 8192)
@@ -163,7 +179,31 @@ def _case(item: Json, number: int) -> Case:
         encoder_tokens=whole(config.get("encoder_tokens", 65536), f"{name}: encoder_tokens", 1),
         max_rows=whole(config.get("max_rows", 256), f"{name}: max_rows", 1),
         steps=tuple(_step(each, f"{name}: step {i}") for i, each in enumerate(found["steps"])),
+        namespace=_namespace(config.get("namespace"), name),
+        refused=refused,
     )
+
+
+def _refused(case: dict[str, Json], name: str) -> tuple[str, ...]:
+    """Words that the refusal of a case's configuration must hold."""
+    if "refused" not in case:
+        return ()
+    words = case["refused"]
+    if not isinstance(words, list) or not words:
+        raise ScenarioError(f"{name}: refused lists what the refusal must name, not {words!r}")
+    if case["steps"]:
+        raise ScenarioError(f"{name}: a configuration that is refused runs no steps")
+    return tuple(str(each) for each in cast("list[Json]", words))
+
+
+def _namespace(value: Json, name: str) -> bytes:
+    """Named fields of a model's identity, as the workers frame and hash them."""
+    if value is None:
+        return b"scenario"
+    if not isinstance(value, dict) or not value:
+        raise ScenarioError(f"{name}: namespace is an object of named fields, not {value!r}")
+    fields = cast("dict[str, Json]", value)
+    return namespace_digest([(key, str(each)) for key, each in fields.items()])
 
 
 def _cache(config: dict[str, Json], name: str) -> CacheConfig:

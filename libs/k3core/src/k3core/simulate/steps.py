@@ -1,10 +1,14 @@
 """The verbs of a scenario: each takes a runner and its own value, and does one thing."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import cast
 
 from k3core.cache.path_pin import pin_path, unpin_path
 from k3core.cache.sequence import Sequence
+from k3core.cache.spec import CacheError
+from k3core.simulate.expectations import failures
+from k3core.simulate.results import results, universal_failures
 from k3core.simulate.scenario import ScenarioRunner
 from k3core.simulate.scenario_file import (
     Case,
@@ -28,29 +32,81 @@ def run_case(case: Case, is_audited: bool = True) -> dict[str, Json]:
     Raises:
         ScenarioError: if a step cannot be understood.
     """
+    if case.refused:
+        return _run_refused(case)
     runner = ScenarioRunner(case, is_audited)
     for number, step in enumerate(case.steps):
         known = len(runner.failures)
         _VERBS[step.verb](runner, step)
         for place in range(known, len(runner.failures)):
             runner.failures[place] = f"step {number}: {runner.failures[place]}"
-    runner.failures += [f"at the end: {fault}" for fault in runner.universal_failures()]
+    while runner.flying:
+        runner.end_step()
+    runner.failures += [f"at the end: {fault}" for fault in universal_failures(runner)]
     return {
         "name": case.name,
         "ok": not runner.failures,
         "failures": runner.failures,
-        **runner.results(),
+        **results(runner),
     }
 
 
+def _run_refused(case: Case) -> dict[str, Json]:
+    """A case whose configuration no cache may start with, for a reason that names what it must."""
+    try:
+        ScenarioRunner(case)
+    except CacheError as error:
+        reason = str(error)
+        named = re.findall(r"\w+", reason)
+        faults = [
+            f"the refusal does not name {each}: {reason}"
+            for each in case.refused
+            if each not in named
+        ]
+    else:
+        reason, faults = None, ["the configuration was not refused"]
+    return {"name": case.name, "ok": not faults, "failures": faults, "refusal": reason}
+
+
 def _submit(runner: ScenarioRunner, step: Step) -> None:
-    runner.submit(str(step.value), step.options)
+    name, options = str(step.value), dict(step.options)
+    if "times" not in options:
+        runner.submit(name, options)
+        return
+    times = whole(options.pop("times"), f"submit {name}: times", 1)
+    if "#" not in name:
+        raise ScenarioError(f"submit {name}: with times, the name needs a # for the number")
+    for number in range(times):
+        runner.submit(_numbered(name, number), _numbered(options, number))
+
+
+def _numbered(value: Json, number: int) -> Json:
+    """The value with the number in place of each # of its texts."""
+    if isinstance(value, str):
+        return value.replace("#", str(number))
+    if isinstance(value, list):
+        return [_numbered(each, number) for each in cast("list[Json]", value)]
+    if isinstance(value, dict):
+        return {
+            key: _numbered(each, number) for key, each in cast("dict[str, Json]", value).items()
+        }
+    return value
 
 
 def _step(runner: ScenarioRunner, step: Step) -> None:
     for _ in range(whole(step.value, "step")):
         if not runner.step():
             return
+
+
+def _begin(runner: ScenarioRunner, step: Step) -> None:
+    for _ in range(whole(step.value, "begin")):
+        runner.begin_step()
+
+
+def _commit(runner: ScenarioRunner, step: Step) -> None:
+    for _ in range(min(whole(step.value, "commit"), len(runner.flying))):
+        runner.end_step()
 
 
 def _run(runner: ScenarioRunner, step: Step) -> None:
@@ -223,7 +279,7 @@ def _reset(runner: ScenarioRunner, step: Step) -> None:
 def _expect(runner: ScenarioRunner, step: Step) -> None:
     if not isinstance(step.value, dict):
         raise ScenarioError(f"expect: an object is wanted, not {step.value!r}")
-    runner.expect(cast("dict[str, Json]", step.value))
+    runner.failures += failures(cast("dict[str, Json]", step.value), results(runner))
 
 
 def _names(runner: ScenarioRunner, value: Json, where: str) -> list[str]:
@@ -257,6 +313,8 @@ def _path(runner: ScenarioRunner, path: Json, options: Mapping[str, Json], where
 _VERBS: dict[str, Callable[[ScenarioRunner, Step], None]] = {
     "submit": _submit,
     "step": _step,
+    "begin": _begin,
+    "commit": _commit,
     "run": _run,
     "finish": _finish,
     "abort": _abort,

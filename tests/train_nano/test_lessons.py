@@ -68,8 +68,9 @@ def test_answers_follow_from_the_scene() -> None:
             continue
         assert sides is not None
         by_words = {f"{t.colour} {t.shape}": t for t in scene.things}
-        asked = sorted(by_words, key=lambda w: sides.text.find(w) if w in sides.text else 10**6)
-        is_left = by_words[asked[0]].x < by_words[asked[1]].x
+        text = sides.text
+        first, second = sorted((w for w in by_words if w in text), key=text.index)
+        is_left = by_words[first].x < by_words[second].x
         assert sides.answer == ("left" if is_left else "right")
 
 
@@ -92,7 +93,7 @@ def test_a_call_copies_what_the_request_says() -> None:
         turn = acting.call_turn(tools, words, draw, with_result=False)
         (call,) = turn.replies[0].calls
         (tool,) = [tool for tool in tools if tool.name == call.name]
-        values = json.loads(call.arguments)
+        values = json.loads(str(call.arguments))
         assert list(values) == [key for key, _ in tool.keys]
         assert all(f"{key} {value}" in str(turn.content) for key, value in values.items())
 

@@ -5,10 +5,11 @@ import json
 import sys
 from pathlib import Path
 
+from train_nano.card import EVALUATION_FILE, write_card
 from train_nano.drafts import DraftsPlan, make_drafts
 from train_nano.evaluate import Evaluation
-from train_nano.export import export
-from train_nano.model import SEED
+from train_nano.export import export, read_state
+from train_nano.model import SEED, build_nano
 from train_nano.probes import SKILLS
 from train_nano.train import Plan, train
 
@@ -32,7 +33,11 @@ def main() -> int:
     evaluation.add_argument("--share", type=float, default=1.0, help="of the questions")
     evaluation.add_argument("--skill", action="append", choices=list(SKILLS), help="only these")
     evaluation.add_argument("--seed", type=int, default=1)
-    evaluation.add_argument("--json", type=Path, help="also write the figures to a file")
+    evaluation.add_argument(
+        "--json",
+        type=Path,
+        help=f"of the figures; a full evaluation writes {EVALUATION_FILE} beside the weights",
+    )
     evaluation.add_argument("--misses", action="store_true", help="show a few wrong answers")
     evaluation.set_defaults(run=_evaluate)
     exporting = commands.add_parser("export", help="write a run's state as a checkpoint")
@@ -45,6 +50,10 @@ def main() -> int:
     drafting.add_argument("--seed", type=int, default=SEED)
     drafting.add_argument("--questions", type=int, default=40, help="held-out, of each group")
     drafting.set_defaults(run=_drafts)
+    carding = commands.add_parser("card", help="write the model card of an evaluated checkpoint")
+    carding.add_argument("--folder", type=Path, default=FOLDER, help="of the training run")
+    carding.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    carding.set_defaults(run=_card)
     args = parser.parse_args()
     try:
         return args.run(args)
@@ -74,6 +83,13 @@ def _drafts(args: argparse.Namespace) -> int:
     return 0
 
 
+def _card(args: argparse.Namespace) -> int:
+    named = build_nano().named_parameters()
+    num_parameters = sum(p.numel() for name, p in named.items() if name != "objects")
+    print(write_card(args.checkpoint, read_state(args.folder).num_steps, num_parameters))
+    return 0
+
+
 def _evaluate(args: argparse.Namespace) -> int:
     """Prints a line a skill as it is measured; 1 if one misses its target."""
     evaluation = Evaluation(args.checkpoint, args.seed)
@@ -98,8 +114,11 @@ def _evaluate(args: argparse.Namespace) -> int:
             "high": high,
             "questions": result.num_probes,
         }
-    if args.json is not None:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    out = args.json
+    if out is None and args.share == 1.0 and not args.skill:
+        out = args.checkpoint / EVALUATION_FILE
+    if out is not None:
+        out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if is_good else 1
 
 

@@ -1,6 +1,8 @@
 """A client that leaves ends what serves it, once, and nothing else."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -73,3 +75,24 @@ async def test_errors_of_the_block_pass() -> None:
     with pytest.raises(ValueError, match="ours"), presence:
         raise ValueError("ours")
     presence.close()
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 3])
+async def test_a_closed_watch_is_freed_by_its_counts_alone(num_turns: int) -> None:
+    # Each request has one: what only the garbage collector frees is memory of hundreds of them.
+    gc.disable()
+    try:
+        client = Client()
+        presence = Presence(client.receive)
+        with presence:
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+        presence.close()
+        presence.close()
+        left = [weakref.ref(presence), weakref.ref(client)]
+        del presence, client
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [ref() for ref in left] == [None, None]
+    finally:
+        gc.enable()

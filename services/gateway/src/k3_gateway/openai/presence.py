@@ -52,9 +52,12 @@ class Presence:
             raise _left() from error
 
     def close(self) -> None:
-        """Watches no more; safe twice."""
-        if self._watch is not None:
-            self._watch.cancel()
+        """Watches no more; safe twice, and the last thing asked of it."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            # A task that was cancelled remembers where: its frame holds us, so we let go of it, or
+            # each request would be a cycle that waits for the garbage collector.
+            watch.cancel()
 
     async def _follow(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -68,6 +68,38 @@ def whole_is_in_pieces(picture: Image.Image) -> Callable[[Image.Image], Pixels |
     return lambda asked: None if asked is picture else pixels_in_place(asked)
 
 
+RESIZED = [
+    # Wide, square, tall (which is resized in the other order), and one that gets no narrower.
+    *((700, 60), (333, 331), (131, 90), (60, 700), (211, 423), (1, 3000), (3000, 1)),
+]
+
+
+@pytest.mark.parametrize("band_pixels", [1, 9000, 1 << 20])
+@pytest.mark.parametrize(("width", "height"), RESIZED)
+def test_a_picture_is_resized_as_by_pillow(
+    width: int, height: int, band_pixels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patchify, "RESIZED_BAND_PIXELS", band_pixels)
+    config = replace(K3, max_patches=50, max_patches_a_side=20)
+    picture = noise(width, height)
+    geometry = plan(width, height, config)
+    assert (geometry.width, geometry.height) != picture.size
+    # Not zero beforehand: padding has to be written.
+    out = np.full(geometry.num_tokens * 4 * 3 * 14**2, 77, dtype=np.uint8)
+    found = to_patches(picture, geometry, 14, out)
+    np.testing.assert_array_equal(found, by_numpy(picture, config))
+
+
+def test_a_picture_of_which_no_band_is_in_one_piece_is_resized_by_pillow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    picture = noise(500, 300)
+    config = replace(K3, max_patches=50)
+    monkeypatch.setattr(patchify, "pixels_in_place", lambda _: None)
+    found = to_patches(picture, plan(500, 300, config), 14)
+    np.testing.assert_array_equal(found, by_numpy(picture, config))
+
+
 def test_the_picture_is_read_where_it_lies_and_stays_as_it_was() -> None:
     picture = noise(64, 48)
     before = picture.tobytes()

@@ -6,15 +6,13 @@ because it decides pixels: turn upright, resize (bicubic), blend, pad, normalise
 
 from dataclasses import dataclass
 
-from PIL import Image
-
 from k3text.images.alpha import composite
 from k3text.images.config import ProcessorConfig
 from k3text.images.decode import decode
 from k3text.images.geometry import plan
 from k3text.images.header import ImageLimits, read_header
 from k3text.images.keys import content_key, feature_key
-from k3text.images.patchify import Bytes, Floats, normalise, to_patches
+from k3text.images.patchify import Bytes, Floats, normalise, resize, to_patches
 from k3wire.errors import ImageTooLarge
 
 
@@ -83,10 +81,9 @@ def cut(
         picture = decode(data, header)
         if config.fill_stage == "before_resize":
             picture = composite(picture, config.background)
-        size = (geometry.width, geometry.height)
-        if picture.size != size:
-            picture = picture.resize(size, Image.Resampling.BICUBIC)
-        picture = composite(picture, config.background)
+        if picture.mode == "RGBA":
+            picture = resize(picture, (geometry.width, geometry.height))
+            picture = composite(picture, config.background)
         pixels = to_patches(picture, geometry, config.patch_size, out)
     except MemoryError as error:
         raise ImageTooLarge("The image is too large to decode") from error

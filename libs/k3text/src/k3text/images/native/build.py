@@ -1,6 +1,6 @@
 """Compiling the native steps at first use, once per source and compiler.
 
-The source lies beside this file. It is compiled for any processor of the machine's kind, in about
+The sources lie beside this file. They are compiled for any processor of the machine's kind, in about
 half a second, and kept in a folder that only this account can write, under a name made of the
 source, the flags and the compiler. Compiling ends in one rename: processes that start at the same
 time each see a whole file or none.
@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-SOURCE = Path(__file__).parent / "patches.c"
+SOURCES = tuple(Path(__file__).parent / name for name in ("patches.c", "resize.c"))
+HEADER = Path(__file__).parent / "wide.h"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILE_TIMEOUT_S = 60.0
@@ -85,14 +86,15 @@ def _usable(candidates: Sequence[Path]) -> Path:
 
 def _fingerprint(compiler: str) -> str:
     version = _run([compiler, "--version"]).partition("\n")[0]
-    parts = (SOURCE.read_text(encoding="utf-8"), *FLAGS, compiler, version, platform.machine())
+    sources = (path.read_text(encoding="utf-8") for path in (*SOURCES, HEADER))
+    parts = (*sources, *FLAGS, compiler, version, platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
 def _compile(compiler: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as scratch:
         made = Path(scratch) / library.name
-        _run([compiler, *FLAGS, str(SOURCE), "-o", str(made)])
+        _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)])
         os.replace(made, library)
 
 

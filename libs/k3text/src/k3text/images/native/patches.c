@@ -1,16 +1,16 @@
-/* Cutting and normalising patches, one thread, plain C: no intrinsics, no libraries, nothing that
+/* Cutting and normalising patches, one thread, plain C: no intrinsics, no libraries, no result that
  * depends on the processor. Every function writes all of its output and keeps no state. */
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#include "wide.h"
 
 enum { CHANNELS = 3, PIXEL_BYTES = 4, NUM_BYTES = 256 };
 
 /* The planes of one line of pixels, zero to the right of the picture. */
-static void split_line(const uint8_t *restrict line, ptrdiff_t width, ptrdiff_t padded_width,
+INLINE void split_line(const uint8_t *restrict line, ptrdiff_t width, ptrdiff_t padded_width,
                        uint8_t *restrict red, uint8_t *restrict green, uint8_t *restrict blue)
 {
     for (ptrdiff_t x = 0; x < width; x++) {
@@ -25,7 +25,7 @@ static void split_line(const uint8_t *restrict line, ptrdiff_t width, ptrdiff_t 
 }
 
 /* One line of a plane, dealt out to the patches that it crosses. */
-static void deal(const uint8_t *restrict plane, ptrdiff_t columns, ptrdiff_t patch,
+INLINE void deal(const uint8_t *restrict plane, ptrdiff_t columns, ptrdiff_t patch,
                  uint8_t *restrict out)
 {
     const ptrdiff_t step = CHANNELS * patch * patch;
@@ -40,7 +40,7 @@ static void deal(const uint8_t *restrict plane, ptrdiff_t columns, ptrdiff_t pat
 /* pixels: [height, width, 4], of which the fourth byte is ignored; width <= columns * patch and
  * height <= rows * patch. scratch: [3, columns * patch]. out: [rows * columns, 3, patch, patch],
  * zero where the picture does not reach. */
-EXPORT void k3_cut(const uint8_t *restrict pixels, ptrdiff_t width, ptrdiff_t height,
+EXPORT WIDE void k3_cut(const uint8_t *restrict pixels, ptrdiff_t width, ptrdiff_t height,
                    ptrdiff_t patch, ptrdiff_t rows, ptrdiff_t columns, uint8_t *restrict scratch,
                    uint8_t *restrict out)
 {
@@ -60,7 +60,7 @@ EXPORT void k3_cut(const uint8_t *restrict pixels, ptrdiff_t width, ptrdiff_t he
 }
 
 /* bytes, out: [num_patches, 3, area]; tables: [3, 256], the float of every byte, a channel. */
-EXPORT void k3_look_up(const uint8_t *restrict bytes, ptrdiff_t num_patches, ptrdiff_t area,
+EXPORT WIDE void k3_look_up(const uint8_t *restrict bytes, ptrdiff_t num_patches, ptrdiff_t area,
                        const float *restrict tables, float *restrict out)
 {
     for (ptrdiff_t i = 0; i < num_patches * CHANNELS; i++) {
@@ -71,7 +71,7 @@ EXPORT void k3_look_up(const uint8_t *restrict bytes, ptrdiff_t num_patches, ptr
 
 /* The same floats without tables, several at a time: byte / divisors[c] - shifts[c], each step
  * rounded to float32. */
-EXPORT void k3_scale(const uint8_t *restrict bytes, ptrdiff_t num_patches, ptrdiff_t area,
+EXPORT WIDE void k3_scale(const uint8_t *restrict bytes, ptrdiff_t num_patches, ptrdiff_t area,
                      const float *restrict divisors, const float *restrict shifts,
                      float *restrict out)
 {

@@ -82,7 +82,7 @@ def test_a_variable_has_the_value_that_was_set_last() -> None:
         for turn in turns:
             if turn.skill == "variable":
                 assert turn.replies[0].answer in said
-                assert turn.replies[0].thought.endswith(f" is {turn.replies[0].answer}")
+                assert turn.replies[0].thought.endswith(f" = {turn.replies[0].answer}")
 
 
 def test_a_call_copies_what_the_request_says() -> None:

@@ -9,9 +9,12 @@ from train_nano.words import Words
 KINDS = ("code", "number", "password", "secret word", "phone number", "room", "key", "colour word")
 FORMS = (
     "The {k} of {n} is {v}.",
-    "{n}'s {k} is {v}.",
     "Remember: the {k} of {n} is {v}.",
+    "Note that the {k} of {n} is {v}.",
+    "By the way, the {k} of {n} is {v}.",
 )
+"""A fact's words in the order in which the thought says them again: kind, name, value."""
+
 QUESTIONS = ("What is the {k} of {n}?", "Tell me the {k} of {n}.", "What is {n}'s {k}?")
 
 
@@ -75,7 +78,7 @@ def variable_turns(words: Words, draw: random.Random, num_turns: int) -> list[Tu
             ("What is {n}?", "What is the value of {n}?", "Tell me {n}.", "What is {n} now?")
         )
         value = values[name]
-        reply = Reply(value, f"{name} is {value}", value)
+        reply = Reply(value, f"{name} = {value}", value)
         turns.append(Turn("variable", text.replace("{n}", name), (reply,)))
     return turns
 
@@ -85,14 +88,8 @@ def _assignments(
 ) -> str:
     texts: list[str] = []
     for name in draw.sample(names, draw.randint(1, min(3, len(names)))):
-        others = [other for other in values if other != name]
-        if others and draw.random() < 0.15:
-            other = draw.choice(others)
-            values[name] = values[other]
-            texts.append(f"set {name} to the value of {other}")
-            continue
         value = words.digits(1, 3) if draw.random() < 0.7 else words.noun()
-        form = draw.choice(("{n} = {v}", "{n} is now {v}", "set {n} to {v}", "let {n} be {v}"))
+        form = draw.choice(("{n} = {v}", "now {n} = {v}", "set {n} = {v}", "let {n} = {v}"))
         texts.append(form.replace("{n}", name).replace("{v}", value))
         values[name] = value
     return draw.choice((", ", "; ", " and ")).join(texts) + "."
@@ -111,8 +108,8 @@ def _question(fact: Fact, words: Words, draw: random.Random) -> Turn:
     text = draw.choice(QUESTIONS)
     if draw.random() < 0.06:
         name = words.invented().capitalize()
-        reply = Reply("I do not know.", f"{fact.kind} of {name}: not told", "not told")
+        reply = Reply("I do not know.", f"{fact.kind} of {name} is not told", "not told")
         return Turn("unknown_fact", text.replace("{k}", fact.kind).replace("{n}", name), (reply,))
     text = text.replace("{k}", fact.kind).replace("{n}", fact.name)
-    reply = Reply(fact.value, f"{fact.kind} of {fact.name}: {fact.value}", fact.value)
+    reply = Reply(fact.value, f"{fact.kind} of {fact.name} is {fact.value}", fact.value)
     return Turn("needle", text, (reply,))

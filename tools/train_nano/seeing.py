@@ -1,9 +1,10 @@
 """Questions about scenes, with thoughts that name what is seen before the answer is drawn from it.
 
 The full thought lists the objects in reading order, numbered, each with its place from left to
-right in tenths of the width: in the order in which a recurrent model meets them, "the third" is a
-count, where "the third from the left" would be a sort. What is known comes before what is asked, so
-that every answer is a look-up forward in the text. Text-only twins tell the scene in words.
+right in tenths of the width, and says again what was asked for: in the order in which a recurrent
+model meets them, "the third" is a count, where "the third from the left" would be a sort. What is
+known comes before what is asked, so that every answer is a look-up forward in the text. Text-only
+twins tell the scene in words.
 """
 
 import random
@@ -181,7 +182,8 @@ def _shape(scene: Scene, draw: random.Random) -> Question | None:
     text = draw.choice(
         ("What shape is the {c} one{of}?", "Which shape is {c}{of}?", "What is {c}{of}?")
     ).replace("{c}", thing.colour)
-    return Question("shape", text, _listed(scene), _words(thing), thing.shape)
+    found = _words(thing)
+    return Question("shape", text, f"{_listed(scene)}. {found}", found, thing.shape)
 
 
 def _colour(scene: Scene, draw: random.Random) -> Question | None:
@@ -191,7 +193,8 @@ def _colour(scene: Scene, draw: random.Random) -> Question | None:
     spelt = draw.choice(("colour", "colour", "color"))
     text = draw.choice(("What {k} is the {s}{of}?", "Which {k} has the {s}{of}?"))
     text = text.replace("{k}", spelt).replace("{s}", thing.shape)
-    return Question("colour", text, _listed(scene, True), _words(thing, True), thing.colour)
+    found = _words(thing, True)
+    return Question("colour", text, f"{_listed(scene, True)}. {found}", found, thing.colour)
 
 
 def _left_right(scene: Scene, draw: random.Random) -> Question | None:

@@ -180,8 +180,8 @@ class Trainer:
 
     def _text_rows(self, draw: random.Random) -> tuple[str, list[Row]]:
         share = self._minutes / self._plan.minutes
-        long_share = 0.0 if share < LONG_FROM else 0.12
-        middle_share = 0.0 if share < MIDDLE_FROM else 0.22
+        long_share = 0.0 if share < LONG_FROM else 0.08
+        middle_share = 0.0 if share < MIDDLE_FROM else 0.14
         copying_share = 0.45 if share < COPYING_UNTIL else 0.1
         chance = draw.random()
         if chance < long_share:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from support.redis_server import free_port, redis_binary, redis_server, wait_for
 
 from k3wire.blobs import redis_store
 from k3wire.blobs.base import BlobStore
-from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.blobs.memory_store import ENTRY_BYTES, MemoryBlobStore
 from k3wire.blobs.redis_store import MAX_VALUE_BYTES, RedisBlobStore
 from k3wire.errors import TierUnavailable
 
@@ -71,12 +72,29 @@ async def test_more_callers_than_connections_wait_their_turn(store: BlobStore) -
 
 
 async def test_memory_forgets_what_was_used_longest_ago() -> None:
-    store = MemoryBlobStore(30)
+    store = MemoryBlobStore(3 * (10 + ENTRY_BYTES))
     for key in "abc":
         await store.put(key, b"x" * 10, ttl_s=60)
     await store.get("a")
     await store.put("d", b"x" * 10, ttl_s=60)
     assert [await store.get(key) is not None for key in "abcd"] == [True, False, True, True]
+
+
+async def test_memory_takes_no_more_than_its_capacity_however_short_the_values() -> None:
+    capacity_bytes = 1024 * 1024
+    store = MemoryBlobStore(capacity_bytes)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        # Several times what fits, so that the table has grown and been rewritten.
+        for number in range(8 * capacity_bytes // ENTRY_BYTES):
+            key = f"l1:url:{number:064x}"
+            await store.put(key, bytes(1 + number % 300), ttl_s=60)
+        used_bytes = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert capacity_bytes / 2 < used_bytes <= capacity_bytes
+    assert await store.get("l1:url:" + "0" * 64) is None
 
 
 class PromptClient:

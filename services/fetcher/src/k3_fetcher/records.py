@@ -24,8 +24,10 @@ RECORD_LIFE_S = 86400.0
 UNSTORABLE_LIFE_S = 60.0
 """How long bytes that must not be stored wait for the request that needs them."""
 
-SPARE_BYTES = 8 * 1024 * 1024
-"""Records seen by this process, for while Redis is away; a record is about half a kilobyte."""
+SPARE_SHARE = 8
+MIN_SPARE_BYTES = 1024 * 1024
+"""Records seen by this process, for while Redis is away, take a part of what images take in front:
+an eighth, and no less than this; a record is about three quarters of a kilobyte."""
 
 LOOP_BYTES = 256 * 1024
 """Bytes that are hashed on the event loop; about a fifth of a millisecond."""
@@ -97,11 +99,12 @@ class ImageRecords:
 
         Args:
             store: Redis.
-            front_bytes: bytes kept in this process.
+            front_bytes: images kept in this process; what is known of addresses comes on top, see
+                `SPARE_SHARE`.
             bytes_ttl_s: how long the store keeps an image's bytes.
         """
         self._store = store
-        self._spare = MemoryBlobStore(SPARE_BYTES)
+        self._spare = MemoryBlobStore(max(MIN_SPARE_BYTES, front_bytes // SPARE_SHARE))
         self._front: ByteLru[bytes, bytes] = ByteLru(front_bytes, len)
         self._bytes_ttl_s = bytes_ttl_s
 

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from k3wire.blobs.byte_lru import ByteLru
 
 
+ENTRY_BYTES = 400
+"""What an entry takes beside its value: key, place in the table, objects; measured with keys of 71
+characters, as ours are. A bound that counted values only would be overrun twice over by short ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     data: bytes
@@ -17,8 +22,14 @@ class MemoryBlobStore:
     """A byte-bounded store; see `k3wire.blobs.base.BlobStore`."""
 
     def __init__(self, capacity_bytes: int = 256 * 1024 * 1024) -> None:
-        """Starts empty."""
-        self._entries: ByteLru[str, _Entry] = ByteLru(capacity_bytes, lambda e: len(e.data))
+        """Starts empty.
+
+        Args:
+            capacity_bytes: memory it may take, entries' own part included.
+        """
+        self._entries: ByteLru[str, _Entry] = ByteLru(
+            capacity_bytes, lambda e: len(e.data) + ENTRY_BYTES
+        )
 
     def _live(self, key: str) -> _Entry | None:
         entry = self._entries.get(key)

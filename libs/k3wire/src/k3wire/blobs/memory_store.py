@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from k3wire.blobs.byte_lru import ByteLru
 
-
 ENTRY_BYTES = 400
 """What an entry takes beside its value: key, place in the table, objects; measured with keys of 71
 characters, as ours are. A bound that counted values only would be overrun twice over by short ones."""

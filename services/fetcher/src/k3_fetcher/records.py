@@ -27,7 +27,7 @@ UNSTORABLE_LIFE_S = 60.0
 SPARE_SHARE = 8
 MIN_SPARE_BYTES = 1024 * 1024
 """Records seen by this process, for while Redis is away, take a part of what images take in front:
-an eighth, and no less than this; a record is about three quarters of a kilobyte."""
+an eighth, and no less than this; a record is about two thirds of a kilobyte."""
 
 LOOP_BYTES = 256 * 1024
 """Bytes that are hashed on the event loop; about a fifth of a millisecond."""

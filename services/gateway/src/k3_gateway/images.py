@@ -177,10 +177,19 @@ class ImageResolver:
 async def _gather(
     jobs: Sequence[Coroutine[None, None, tuple[ImageRef, StageReport]]],
 ) -> list[tuple[ImageRef, StageReport]]:
+    failure: BaseException | None = None
+    tasks: list[asyncio.Task[tuple[ImageRef, StageReport]]] = []
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(job) for job in jobs]
-    except BaseExceptionGroup as group:
-        # One image's failure is the request's; its siblings were cancelled with it.
-        raise group.exceptions[0] from None
-    return [task.result() for task in tasks]
+            tasks.extend(group.create_task(job) for job in jobs)
+        return [task.result() for task in tasks]
+    except BaseExceptionGroup as errors:
+        # One image's failure is the request's; its siblings were cancelled with it. A group that is
+        # raised refers to itself by its traceback, and a failure to the group it is raised in: the
+        # body and the pictures of a refused request would wait for the garbage collector.
+        failure = errors.with_traceback(None).exceptions[0]
+    tasks.clear()
+    try:
+        raise failure
+    finally:
+        del failure

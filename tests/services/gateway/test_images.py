@@ -1,0 +1,65 @@
+"""Images of a request that is refused: the first failure is the request's, and nothing stays."""
+
+import asyncio
+import base64
+import gc
+import weakref
+
+import pytest
+
+from k3_gateway.chat_request.messages import ImageInput
+from k3_gateway.images import ImageResolver
+from k3text.images.config import ProcessorConfig
+from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.bus.memory import MemoryBus
+from k3wire.errors import ImageError
+from k3wire.service.pieces import PieceHolder
+
+FAR_NS = 1 << 62
+
+
+class Inputs(list[ImageInput]):
+    """A list that can be referred to weakly: it stands for the body of its request."""
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+@pytest.mark.parametrize("num_images", [1, 3, 20])
+async def test_a_refused_request_is_freed_by_its_counts_alone(num_images: int) -> None:
+    # Bodies are up to a hundred megabytes: refused ones must not wait for the garbage collector.
+    pieces = PieceHolder("k3.pieces")
+    resolver = ImageResolver(
+        bus=MemoryBus(),
+        store=MemoryBlobStore(),
+        pieces=pieces,
+        config=ProcessorConfig(),
+        worker_id="gateway-1",
+        max_image_bytes=1000,
+        ttl_s=60,
+    )
+
+    async def refuse() -> "tuple[str | None, weakref.ref[Inputs]]":
+        images = Inputs(
+            ImageInput(url=data_url(b"no picture %d" % number), param=f"images[{number}]")
+            for number in range(num_images)
+        )
+        # Not pytest's own way: what it keeps of an error holds this frame, and so the images.
+        try:
+            async with resolver.resolve(images, "r", "", FAR_NS):
+                return "there is no picture", weakref.ref(images)
+        except ImageError as error:
+            return error.param, weakref.ref(images)
+
+    gc.collect()
+    gc.disable()
+    try:
+        param, left = await refuse()
+        # The loop lets go of a task a turn after its end.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (param, left()) == ("images[0]", None)
+    finally:
+        gc.enable()
+    assert pieces.size_bytes == 0

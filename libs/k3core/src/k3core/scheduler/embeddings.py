@@ -1,7 +1,8 @@
 """Which pictures' embeddings are held, and which may be forgotten when others need the room.
 
 Held by content: two requests with one picture share its rows. A reference is one occurrence in
-one running request, so a picture that comes twice stays until its second place is computed.
+one running request, taken when a step that covers it is planned: a picture that comes twice stays
+for both places if one step covers them, and may give way, to be made again, between two steps.
 What must always hold: used + free = capacity; what a planned step needs is never dropped.
 """
 
@@ -20,6 +21,9 @@ class EmbeddingCache:
 
     Args:
         capacity: tokens that fit.
+
+    Attributes:
+        num_idle_tokens: held that nobody refers to.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -29,16 +33,12 @@ class EmbeddingCache:
         # Held without a reference, oldest first.
         self._idle: OrderedDict[bytes, None] = OrderedDict()
         self._dropped: list[bytes] = []
+        self.num_idle_tokens = 0
 
     @property
     def free(self) -> int:
         """Tokens that are not taken."""
         return self.capacity - self.used
-
-    @property
-    def num_idle_tokens(self) -> int:
-        """Tokens held that nobody refers to."""
-        return sum(self._held[each].count for each in self._idle)
 
     def is_idle(self, key: bytes) -> bool:
         """Whether a held picture has no reference."""
@@ -65,8 +65,11 @@ class EmbeddingCache:
         """
         assert self.can_acquire(key, count)
         if self.holds(key, count):
-            self._held[key].references += 1
-            self._idle.pop(key, None)
+            held = self._held[key]
+            held.references += 1
+            if key in self._idle:
+                del self._idle[key]
+                self.num_idle_tokens -= held.count
             return False
         if key in self._held:
             self._drop(key)
@@ -86,6 +89,7 @@ class EmbeddingCache:
         held.references -= 1
         if not held.references:
             self._idle[key] = None
+            self.num_idle_tokens += held.count
 
     def drain_dropped(self) -> tuple[bytes, ...]:
         """Keys dropped since the last call, each once."""
@@ -93,6 +97,8 @@ class EmbeddingCache:
         return dropped
 
     def _drop(self, key: bytes) -> None:
-        self.used -= self._held.pop(key).count
+        count = self._held.pop(key).count
+        self.used -= count
+        self.num_idle_tokens -= count
         del self._idle[key]
         self._dropped.append(key)

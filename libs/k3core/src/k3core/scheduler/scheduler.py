@@ -373,14 +373,3 @@ class Scheduler:
         if entry.is_preempt_asked:
             entry.is_preempt_asked = False
             self._books.take_off(entry)
-
-    # --- ends ----------------------------------------------------------------------------
-
-    def _release_images(self, entry: Entry, computed: int) -> None:
-        if self.embeddings is None:
-            return
-        for index in sorted(entry.acquired_images):
-            image = entry.request.images[index]
-            if image.offset + image.count <= computed:
-                self.embeddings.release(image.key)
-                entry.acquired_images.remove(index)

@@ -76,8 +76,10 @@ train-nano: setup  ## Trains the demo checkpoint anew, hours long, resumable (st
 	$(TRAIN) train
 	$(TRAIN) export
 
-eval-nano: setup  ## Measures what was trained, skill by skill, on questions it never saw.
-	OMP_NUM_THREADS=2 $(TRAIN) evaluate
+NANO ?= checkpoints/k3-nano
+
+eval-nano: setup  ## Measures the demo checkpoint (NANO=DIR another), skill by skill, on questions it never saw.
+	OMP_NUM_THREADS=2 $(TRAIN) evaluate --checkpoint $(NANO)
 
 format: setup-dev
 	$(BIN)/ruff check --fix .

@@ -15,6 +15,7 @@ from train_nano.train import Plan, train
 
 FOLDER = Path(".k3/train_nano")
 CHECKPOINT = FOLDER / "checkpoint"
+SHIPPED = Path("checkpoints/k3-nano")
 
 
 def main() -> int:
@@ -29,7 +30,7 @@ def main() -> int:
     training.add_argument("--processes", type=int, default=2)
     training.set_defaults(run=_train)
     evaluation = commands.add_parser("evaluate", help="accuracy per skill of a checkpoint")
-    evaluation.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    evaluation.add_argument("--checkpoint", type=Path, default=SHIPPED)
     evaluation.add_argument("--share", type=float, default=1.0, help="of the questions")
     evaluation.add_argument("--skill", action="append", choices=list(SKILLS), help="only these")
     evaluation.add_argument("--seed", type=int, default=1)
@@ -45,14 +46,14 @@ def main() -> int:
     exporting.add_argument("--out", type=Path, default=CHECKPOINT)
     exporting.set_defaults(run=_export)
     drafting = commands.add_parser("drafts", help="train and measure both drafts of a checkpoint")
-    drafting.add_argument("--target", type=Path, default=CHECKPOINT)
+    drafting.add_argument("--target", type=Path, default=SHIPPED)
     drafting.add_argument("--minutes", type=float, default=10.0)
     drafting.add_argument("--seed", type=int, default=SEED)
     drafting.add_argument("--questions", type=int, default=40, help="held-out, of each group")
     drafting.set_defaults(run=_drafts)
     carding = commands.add_parser("card", help="write the model card of an evaluated checkpoint")
     carding.add_argument("--folder", type=Path, default=FOLDER, help="of the training run")
-    carding.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    carding.add_argument("--checkpoint", type=Path, default=SHIPPED)
     carding.set_defaults(run=_card)
     args = parser.parse_args()
     try:

@@ -21,6 +21,8 @@ serving system can be tried, tested and shown on a laptop with answers that are 
 
 ## What it can do
 
+How well, the table below says: what misses its target is not learned yet.
+
 - Pictures of one to four plain shapes (circle, square, triangle, star in red, orange, yellow, green, blue, purple, black) on a plain
   ground, of any size and format that the preprocessor takes: what colour, which shape, how many, left or right of what; one picture
   or several, in this turn or an earlier one.

@@ -1,9 +1,11 @@
 """What a stack consists of."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from k3ctl.checkpoints import SHIPPED_FOLDER
 from k3ctl.commands.up import parse_workers
 from k3ctl.stack.plan import SERVICES, Endpoints, StackPlan
 from k3ctl.stack.settings import UpSettings
@@ -21,6 +23,15 @@ def test_every_role_runs_once_and_counts_multiply_them(tmp_path: Path) -> None:
     names = [name for name, _ in plan(tmp_path, num_workers={"decode": 3}).workers()]
     assert len(names) == len(set(names)) == len(SERVICES) + 2
     assert {"decode-0", "decode-1", "decode-2"} < set(names)
+
+
+def test_the_demo_checkpoint_gets_short_units_unless_told_otherwise(tmp_path: Path) -> None:
+    units = ("K3_PREFILL_UNIT", "K3_DECODE_UNIT")
+    shipped = replace(plan(tmp_path), checkpoint=SHIPPED_FOLDER)
+    assert [shipped.worker_environment(ENDPOINTS)[name] for name in units] == ["32", "32"]
+    told = replace(shipped, environment=dict.fromkeys(units, "64"))
+    assert [told.worker_environment(ENDPOINTS)[name] for name in units] == ["64", "64"]
+    assert not set(units) & set(plan(tmp_path).worker_environment(ENDPOINTS))
 
 
 def test_only_leaves_the_others_out(tmp_path: Path) -> None:

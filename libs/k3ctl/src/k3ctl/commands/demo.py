@@ -101,7 +101,9 @@ async def _ask(state: StackState, say: Any) -> None:
         show(second)
         assert second.ledger is not None
         say(skipped(second.ledger.lines))
-        say(f"\nQ: {SECOND_QUESTION}\nThe same picture in a new question: L4 misses, L3 has it.")
+        say(
+            f"\nQ: {SECOND_QUESTION}\nThe same picture in a new question: L4 has what comes before it, L3 the picture."
+        )
         body["messages"] = question(SECOND_QUESTION, [str(picture)])
         show(await client.ask(body))
     say(

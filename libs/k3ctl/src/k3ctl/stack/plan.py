@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from k3ctl.checkpoints import SHIPPED_FOLDER
 from k3ctl.stack.infrastructure import free_port, library_environment
 from k3ctl.stack.settings import PREFIX, UpSettings
 from k3wire.messages.base import Stage
@@ -21,6 +22,9 @@ TORCH_SERVICES: tuple[Stage, ...] = ("prefill", "decode", "encoder")
 """Load torch when they run the model."""
 
 DEFAULT_GRACE_S = 30.0
+
+SHORT_UNITS = {"K3_PREFILL_UNIT": "32", "K3_DECODE_UNIT": "32"}
+"""For the demo checkpoint: questions about its small pictures are shorter than a usual unit."""
 
 API_KEY = "K3_API_KEY"
 """Key that `k3 ask` sends."""
@@ -91,6 +95,8 @@ class StackPlan:
         own.setdefault("OMP_NUM_THREADS", "1")
         # Torch's idle threads would spin on the cores that the kernels' own threads want.
         own.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if self.checkpoint.resolve() == SHIPPED_FOLDER:
+            own = SHORT_UNITS | own
         own.setdefault("K3_TRACE_DIR", str((self.folder / "traces").resolve()))
         return own | {
             "K3_NATS_URL": endpoints.nats_url,

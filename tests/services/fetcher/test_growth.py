@@ -1,6 +1,7 @@
 """What a fetcher remembers is bounded: once its tables are full, a new picture leaves nothing."""
 
 import gc
+import logging
 import sys
 from collections.abc import Generator
 
@@ -24,10 +25,13 @@ PICTURE = encode(gradient(40, 30), "PNG")
 
 @pytest.fixture
 def no_collector() -> Generator[None, None, None]:
+    # What is logged is kept for the report, and how much that is depends on the tests before.
+    logging.disable()
     gc.collect()
     gc.disable()
     yield
     gc.enable()
+    logging.disable(logging.NOTSET)
 
 
 async def resolve(found: Fetcher, host: PictureHost, numbers: range) -> None:

@@ -68,6 +68,19 @@ async def test_a_killed_child_is_started_again(tmp_path: Path, group: asyncio.Ta
     assert child.pid == 0
 
 
+async def test_a_child_that_refuses_its_settings_is_not_asked_again(
+    tmp_path: Path, group: asyncio.TaskGroup
+) -> None:
+    watched = Watched(tmp_path, "raise SystemExit(2)")
+    child = watched.child
+    await child.start()
+    keeper = group.create_task(child.keep_running())
+    await watched.until("crash loop")
+    assert (child.exit_code, child.num_restarts) == (2, 0)
+    async with asyncio.timeout(5):
+        await keeper
+
+
 async def test_a_child_that_cannot_run_is_given_up(
     tmp_path: Path, group: asyncio.TaskGroup
 ) -> None:

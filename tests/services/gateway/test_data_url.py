@@ -59,3 +59,14 @@ def test_bytes_over_the_limit_are_refused(limit: int) -> None:
 
 def test_plain_text_and_paths_are_no_data_urls() -> None:
     assert not any(is_data_url(text) for text in (TEXT, "/etc/passwd", "https://a/b.png", ""))
+
+
+def test_usual_escapes_are_undone_in_any_number_and_others_only_in_few() -> None:
+    data = bytes(range(256)) * 400
+    text = base64.b64encode(data).decode()
+    escaped = text.replace("+", "%2B").replace("/", "%2f").replace("=", "%3D")
+    assert decode_data_url(f"data:image/png;base64,{escaped}", 10**6, "p") == data
+    few = "".join(f"%{ord(char):02x}" for char in text[:400]) + text[400:]
+    assert decode_data_url(f"data:image/png;base64,{few}", 10**6, "p") == data
+    with pytest.raises(InvalidBase64Image, match="percent escapes"):
+        decode_data_url("data:image/png;base64," + "%41" * 20_000, 10**6, "p")

@@ -11,8 +11,8 @@ from ipaddress import IPv6Address, ip_address
 from urllib.parse import quote, urljoin, urlsplit
 
 from k3wire.errors import InvalidImageUrl
+from k3wire.messages.fetch import MAX_URL_CHARS
 
-MAX_URL_CHARS = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
 BLOCKED_NAMES = frozenset(
     (

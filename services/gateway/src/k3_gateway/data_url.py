@@ -16,6 +16,21 @@ MAX_HEADER_CHARS = 256
 """Longest media type with parameters before the comma."""
 
 
+MAX_OTHER_ESCAPES = 10_000
+_USUAL_ESCAPES = tuple(
+    (escape, char)
+    for char, code in (
+        (b"+", b"%2B"),
+        (b"/", b"%2F"),
+        (b"=", b"%3D"),
+        (b"\n", b"%0A"),
+        (b"\r", b"%0D"),
+        (b" ", b"%20"),
+    )
+    for escape in (code, code.lower())
+)
+
+
 def is_data_url(url: str) -> bool:
     """Says whether a URL carries its own bytes."""
     return url.lstrip()[:5].lower() == "data:"
@@ -44,7 +59,7 @@ def decode_data_url(url: str, max_bytes: int, param: str) -> bytes:
     payload = text[comma + 1 :]
     if len(payload) > 2 * max_bytes + 1024:
         raise _too_large(max_bytes, param)
-    raw = unquote_to_bytes(payload) if "%" in payload else payload.encode("utf-8", "replace")
+    raw = _unquoted(payload.encode("utf-8", "replace"), param)
     raw = raw.translate(None, _WHITE_SPACE).rstrip(b"=")
     if not raw:
         raise EmptyImageFile("The image has no bytes", param=param)
@@ -55,6 +70,23 @@ def decode_data_url(url: str, max_bytes: int, param: str) -> bytes:
     if len(data) > max_bytes:
         raise _too_large(max_bytes, param)
     return data
+
+
+def _unquoted(payload: bytes, param: str) -> bytes:
+    """Undoes percent escapes; those that base64 needs at the speed of a copy, few others.
+
+    The general decoder takes hundreds of bytes and half a microsecond an escape, on the loop.
+    """
+    if b"%" not in payload:
+        return payload
+    for escape, char in _USUAL_ESCAPES:
+        payload = payload.replace(escape, char)
+    if payload.count(b"%") > MAX_OTHER_ESCAPES:
+        raise InvalidBase64Image(
+            "Write the image's base64 text without percent escapes of letters and digits",
+            param=param,
+        )
+    return unquote_to_bytes(payload)
 
 
 def _too_large(max_bytes: int, param: str) -> ImageFileTooLarge:

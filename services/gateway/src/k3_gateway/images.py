@@ -22,9 +22,9 @@ from k3wire import subjects
 from k3wire.blobs.base import BlobStore
 from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.bus.base import Bus
-from k3wire.errors import TierUnavailable
+from k3wire.errors import InvalidImageUrl, TierUnavailable
 from k3wire.messages.base import StageReport
-from k3wire.messages.fetch import ResolveRequest
+from k3wire.messages.fetch import MAX_URL_CHARS, ResolveRequest
 from k3wire.messages.media import ImageRef, ImageSlot
 from k3wire.service.patience import call_patiently
 from k3wire.service.pieces import PieceHolder
@@ -103,6 +103,11 @@ class ImageResolver:
             async with slots:
                 if is_data_url(image.url):
                     return await self._take_data(image, held)
+                if len(image.url) > MAX_URL_CHARS:
+                    raise InvalidImageUrl(
+                        f"An image URL must have at most {MAX_URL_CHARS} characters",
+                        param=image.param,
+                    )
                 request = ResolveRequest(
                     request_id=request_id,
                     url=image.url,

@@ -57,6 +57,7 @@ def test_a_given_seed_is_kept_and_an_absent_one_is_drawn() -> None:
     ("fields", "param"),
     [
         ({"temperature": 2.1}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"top_p": 0}, "top_p"),

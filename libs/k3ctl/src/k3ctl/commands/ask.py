@@ -5,6 +5,7 @@ import asyncio
 import os
 import sys
 from typing import Any
+from unicodedata import category
 
 import aiohttp
 
@@ -69,21 +70,30 @@ async def show_stream(client: Client, body: dict[str, Any]) -> Answer:
         match piece:
             case (kind, text):
                 if kind != last:
-                    print("[thinking] " if kind == "reasoning" else "\n[answer] ", end="")
+                    start = "\n" if last else ""
+                    print(f"{start}[{'thinking' if kind == 'reasoning' else 'answer'}] ", end="")
                     last = kind
-                print(text, end="", flush=True)
+                print(harmless(text), end="", flush=True)
             case Answer():
                 print()
                 return piece
     raise AskFailed("the stream ended before the answer did")
 
 
+def harmless(text: str) -> str:
+    """Text that a terminal shows and does not obey: control characters become pictures of them."""
+    return "".join(
+        char if char in "\n\t" or category(char) != "Cc" else "\N{REPLACEMENT CHARACTER}"
+        for char in text
+    )
+
+
 def show(answer: Answer, *, has_shown_text: bool = False) -> None:
     """Prints an answer and its waterfall."""
     if not has_shown_text:
         if answer.reasoning:
-            print(f"[thinking] {answer.reasoning}")
-        print(f"[answer] {answer.text}")
+            print(f"[thinking] {harmless(answer.reasoning)}")
+        print(f"[answer] {harmless(answer.text)}")
     usage = answer.usage
     print(
         f"({answer.finish}; prompt {usage['prompt_tokens']} tokens, "

@@ -174,7 +174,7 @@ def _memory() -> Finding:
         "memory",
         "ok" if is_enough else "fix",
         f"{free / 1e9:.1f} GB available, {os.cpu_count()} cores",
-        "" if is_enough else "the demo stack needs about 2.5 GB",
+        "" if is_enough else "the demo stack needs about 1.5 GB",
     )
 
 

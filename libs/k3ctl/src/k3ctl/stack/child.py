@@ -16,6 +16,9 @@ from typing import Literal
 
 from k3ctl.stack.process import RunningProcess, die_with_parent
 
+WRONG_SETTINGS = 2
+"""Exit code of a worker that refuses its settings: it would refuse them again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -110,7 +113,7 @@ class Child:
             self.exit_code = await self.process.wait()
             if self._stopping.is_set():
                 return
-            pause_s = self._note_end()
+            pause_s = None if self.exit_code == WRONG_SETTINGS else self._note_end()
             if pause_s is None:
                 self._set("crash loop")
                 return

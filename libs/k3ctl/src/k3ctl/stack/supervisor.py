@@ -16,7 +16,7 @@ from typing import Any
 
 from k3ctl.stack import infrastructure as infra
 from k3ctl.stack.child import Child
-from k3ctl.stack.nursery import Nursery
+from k3ctl.stack.nursery import Nursery, NurseryEnded
 from k3ctl.stack.plan import SERVICES, TORCH_SERVICES, Endpoints, StackPlan
 from k3ctl.stack.state import ProcessState, StackState, is_running, write_state
 from k3wire.bus.nats_bus import NatsBus
@@ -167,7 +167,10 @@ class Supervisor:
                     self._nursery.fork, f"k3_{role}", environment, child.log_path.resolve()
                 )
             starts.append(child.start())
-        await asyncio.gather(*starts)
+        try:
+            await asyncio.gather(*starts)
+        except NurseryEnded as error:
+            raise StackFailed(f"{error} in {self._plan.folder}") from error
 
     async def _wait_ready(self) -> bool:
         """Waits for every worker; False if a stop came first."""
@@ -200,7 +203,10 @@ class Supervisor:
             self.gateway_url = beat.endpoint
 
     async def _end(self) -> None:
-        self._say("stopping")
+        self._say(
+            f"stopping: running requests get up to {self._plan.grace_s:.0f} s; "
+            "Ctrl-C again ends at once"
+        )
         workers_s = self._plan.grace_s + LAST_WORDS_S
         gateways = [child for child in self.children if child.role == "gateway"]
         workers = [c for c in self.children if c.role in SERVICES and c.role != "gateway"]

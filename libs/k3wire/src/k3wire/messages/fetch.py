@@ -3,6 +3,9 @@
 from k3wire.messages.base import BlobRef, Message, StageReport
 from k3wire.messages.media import ImageRef
 
+MAX_URL_CHARS = 8192
+"""Longest image URL; a longer one is refused before it is sent."""
+
 
 class ResolveRequest(Message, frozen=True, kw_only=True, tag="resolve"):
     """Asks what an image URL holds; the fetcher downloads it only if L1 does not know.

@@ -98,10 +98,14 @@ def read_number(
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse(name, f"must be a number, not {kind_of(value)}")
     low, high = bounds
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        # JSON's integers have no end.
+        number = math.inf
     if not math.isfinite(number) or not low <= number <= high or (excludes_low and number == low):
         bracket = "(" if excludes_low else "["
-        refuse(name, f"must be in {bracket}{low:g}, {high:g}], not {value!r}")
+        refuse(name, f"must be in {bracket}{low:g}, {high:g}], not {number:g}")
     return number
 
 

@@ -12,7 +12,8 @@ from k3_gateway.images import ImageResolver
 from k3text.images.config import ProcessorConfig
 from k3wire.blobs.memory_store import MemoryBlobStore
 from k3wire.bus.memory import MemoryBus
-from k3wire.errors import ImageError
+from k3wire.errors import ImageError, InvalidImageUrl
+from k3wire.messages.fetch import MAX_URL_CHARS
 from k3wire.service.pieces import PieceHolder
 
 FAR_NS = 1 << 62
@@ -26,11 +27,8 @@ def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-@pytest.mark.parametrize("num_images", [1, 3, 20])
-async def test_a_refused_request_is_freed_by_its_counts_alone(num_images: int) -> None:
-    # Bodies are up to a hundred megabytes: refused ones must not wait for the garbage collector.
-    pieces = PieceHolder("k3.pieces")
-    resolver = ImageResolver(
+def image_resolver(pieces: PieceHolder) -> ImageResolver:
+    return ImageResolver(
         bus=MemoryBus(),
         store=MemoryBlobStore(),
         pieces=pieces,
@@ -39,6 +37,22 @@ async def test_a_refused_request_is_freed_by_its_counts_alone(num_images: int) -
         max_image_bytes=1000,
         ttl_s=60,
     )
+
+
+async def test_a_url_that_no_fetcher_would_take_is_refused_before_it_is_sent() -> None:
+    image = ImageInput(url="https://example.org/" + "a" * MAX_URL_CHARS, param="images[0]")
+    resolver = image_resolver(PieceHolder("k3.pieces"))
+    with pytest.raises(InvalidImageUrl, match=str(MAX_URL_CHARS)) as refused:
+        async with resolver.resolve([image], "r", "", FAR_NS):
+            pass
+    assert refused.value.param == "images[0]"
+
+
+@pytest.mark.parametrize("num_images", [1, 3, 20])
+async def test_a_refused_request_is_freed_by_its_counts_alone(num_images: int) -> None:
+    # Bodies are up to a hundred megabytes: refused ones must not wait for the garbage collector.
+    pieces = PieceHolder("k3.pieces")
+    resolver = image_resolver(pieces)
 
     async def refuse() -> "tuple[str | None, weakref.ref[Inputs]]":
         images = Inputs(

@@ -9,7 +9,7 @@ import pytest
 
 from k3core.kernels.errors import BackendUnavailableError
 from k3core.kernels.native import build
-from k3core.kernels.native.library import load_library
+from k3core.kernels.native.compiled import load_library
 
 # Without optimisation the compiler takes a third of the time; what is built is not run.
 QUICK = [("-O0",)]

@@ -15,7 +15,7 @@ from k3core.kernels.mla.native import NativeMla
 from k3core.kernels.moe import reference as moe_reference
 from k3core.kernels.moe.native import NativeMoe
 from k3core.kernels.native.build import build_library, find_toolchain
-from k3core.kernels.native.library import NativeLibrary, load_library
+from k3core.kernels.native.compiled import NativeLibrary, load_library
 
 
 @pytest.fixture(scope="module")

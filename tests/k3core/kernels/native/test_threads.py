@@ -10,7 +10,7 @@ import torch
 
 from k3core.kernels.cpu_native import native_library
 from k3core.kernels.linear.native import NativeLinear
-from k3core.kernels.native.library import NativeLibrary
+from k3core.kernels.native.compiled import NativeLibrary
 
 CHILD_TIMEOUT_S = 5
 

@@ -24,7 +24,7 @@ from k3core.kernels.native.build import (
     find_toolchain,
     usable_cache_dir,
 )
-from k3core.kernels.native.library import NativeLibrary, load_library
+from k3core.kernels.native.compiled import NativeLibrary, load_library
 from k3core.kernels.norm.native import NativeNorm
 from k3core.kernels.situ.native import NativeActivation
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from k3core.kernels.native.arguments import MixArgs
-from k3core.kernels.native.library import NativeLibrary, check, type_code
+from k3core.kernels.native.compiled import NativeLibrary, check, type_code
 
 
 class NativeAttnRes:

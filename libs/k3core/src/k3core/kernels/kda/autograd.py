@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from k3core.kernels.interface import KdaInputs, KdaWeights
 from k3core.kernels.kda.reference import prepare
 from k3core.kernels.native.arguments import KdaTrainArgs
-from k3core.kernels.native.library import Function, NativeLibrary, check
+from k3core.kernels.native.compiled import Function, NativeLibrary, check
 
 # As STRETCH in native/src/kda_train.c.
 TOKENS_BETWEEN_STATES = 32

@@ -13,7 +13,7 @@ import torch
 
 from k3core.kernels.interface import KdaInputs, KdaPlan, KdaStates, KdaWeights
 from k3core.kernels.native.arguments import KdaArgs
-from k3core.kernels.native.library import (
+from k3core.kernels.native.compiled import (
     NativeLibrary,
     byte_array,
     check,

@@ -8,7 +8,7 @@ import ctypes
 import torch
 
 from k3core.kernels.native.arguments import LinearArgs
-from k3core.kernels.native.library import NativeLibrary, check, rows_of, type_code
+from k3core.kernels.native.compiled import NativeLibrary, check, rows_of, type_code
 
 
 class NativeLinear:

@@ -10,7 +10,7 @@ import torch
 
 from k3core.kernels.interface import MlaPlan, MlaWeights
 from k3core.kernels.native.arguments import MlaArgs, MlaWriteArgs
-from k3core.kernels.native.library import Function, NativeLibrary, check, long_array, type_code
+from k3core.kernels.native.compiled import Function, NativeLibrary, check, long_array, type_code
 
 
 class NativeMla:

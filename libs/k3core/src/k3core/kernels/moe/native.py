@@ -11,7 +11,7 @@ import torch
 
 from k3core.kernels.interface import Activation, ExpertWeights, RouterRule
 from k3core.kernels.native.arguments import ExpertArgs, RouteArgs
-from k3core.kernels.native.library import NativeLibrary, check, rows_of, type_code
+from k3core.kernels.native.compiled import NativeLibrary, check, rows_of, type_code
 from k3core.kernels.situ.native import activation_args
 
 MXFP4_CODE = 2

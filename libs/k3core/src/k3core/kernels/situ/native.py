@@ -6,7 +6,7 @@ import torch
 
 from k3core.kernels.interface import Activation
 from k3core.kernels.native.arguments import ActivateArgs, ActivationArgs
-from k3core.kernels.native.library import NativeLibrary, check, rows_of, type_code
+from k3core.kernels.native.compiled import NativeLibrary, check, rows_of, type_code
 
 
 def activation_args(activation: Activation) -> ActivationArgs:

@@ -8,13 +8,14 @@ word, a call if name and arguments are.
 import json
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from k3core.engine.local import LocalEngine, LocalImage, LocalRequest
+from k3core.engine.local import LocalAnswer, LocalEngine, LocalImage, LocalRequest
 from k3core.engine.parts import EngineSizes
 from k3text.chat_format.conversation import AssistantMessage, Conversation, Message, TextPart
 from k3text.chat_format.prompt import render_prompt_ids
@@ -65,12 +66,21 @@ class Result:
         return max(0.0, middle - half), min(1.0, middle + half)
 
 
+class Answering(Protocol):
+    """Whoever answers the questions: an engine, or one that is asked in a way of its own."""
+
+    def generate_all(self, requests: Sequence[LocalRequest]) -> list[LocalAnswer]:
+        """Answers in the order of the requests."""
+        ...
+
+
 class Evaluation:
     """Asks one checkpoint."""
 
-    def __init__(self, checkpoint: Path, seed: int) -> None:
+    def __init__(self, checkpoint: Path, seed: int, engine: Answering | None = None) -> None:
+        """Reads the checkpoint's processing, and loads its model if no engine is given."""
         self._tokenizer, self._config = read_processing(checkpoint)
-        self._engine = LocalEngine(checkpoint, EngineSizes(arena_bytes=512 << 20))
+        self._engine = engine or LocalEngine(checkpoint, EngineSizes(arena_bytes=512 << 20))
         self._lessons = Lessons("held_out", self._config)
         self._seed = seed
 

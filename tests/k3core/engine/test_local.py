@@ -166,3 +166,19 @@ def test_what_had_to_leave_the_arena_comes_back_from_host_memory_unchanged() -> 
         assert [answer.token_ids for answer in answers] == cold
     # The arena holds two prompts at most: all the others were brought back.
     assert [answer.usage.cached_local for answer in answers] == [64] * len(prompts)
+
+
+def test_rounded_states_go_on_alike_from_the_arena_and_from_host_memory() -> None:
+    draw = random.Random(18)
+    prompts = [[draw.randrange(200) for _ in range(70)] for _ in range(4)]
+    roomy = EngineSizes(arena_bytes=8 << 20, unit_tokens=16, chunk_tokens=64, codec="int8")
+    tight = replace(roomy, arena_bytes=7 * engine().page_bytes, host_bytes=4 << 20)
+    answers: list[list[tuple[int, ...]]] = []
+    for sizes in (roomy, tight):
+        asked = LocalEngine(MICRO_A, sizes)
+        for _ in range(2):
+            found = [asked.generate(prompt, (), greedy(2)) for prompt in prompts]
+        assert [answer.usage.cached_local for answer in found] == [64] * len(prompts)
+        answers.append([answer.token_ids for answer in found])
+    assert asked.cache_stats.host_restores > 1
+    assert answers[0] == answers[1]

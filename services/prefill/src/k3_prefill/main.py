@@ -57,6 +57,7 @@ def build_engine(settings: PrefillSettings) -> EngineParts:
         chunk_tokens=settings.chunk_tokens,
         max_rows=settings.max_requests,
         host_bytes=settings.host_bytes,
+        codec=settings.checkpoint_codec,
     )
     if settings.engine == "scripted":
         tokenizer = Tokenizer.from_directory(Path(settings.checkpoint))

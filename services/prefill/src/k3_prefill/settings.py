@@ -46,6 +46,13 @@ class PrefillSettings(CommonSettings, frozen=True, kw_only=True):
             "bytes",
         ),
     ] = 0
+    checkpoint_codec: Annotated[
+        Literal["raw", "int8"],
+        Setting(
+            "K3_PREFILL_CHECKPOINT_CODEC",
+            "How states are kept for reuse: as they are, or rounded to 8 bits, a third as large.",
+        ),
+    ] = "raw"
     embedding_bytes: Annotated[
         int, Setting("K3_PREFILL_EMBEDDINGS", "Memory for image embeddings in use.", "bytes")
     ] = 32 * 1024 * 1024

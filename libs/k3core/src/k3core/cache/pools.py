@@ -61,7 +61,7 @@ class PageArena:
         convolution window is copied exactly; the source is not changed.
         """
         for layer, group in enumerate(self.layout.group_of_layer):
-            packed = self._packed(layer, dst)
+            packed = self._packed(layer, self._pages(dst))
             state_HVK = self.views.recurrent[layer][src[group]]
             values, scales = int8_codec.encode(state_HVK)
             packed.values.copy_(values)
@@ -70,18 +70,33 @@ class PageArena:
 
     def decode_state(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Write the raw state of the INT8 form in `src` (int8_groups pages) into `dst` (G pages)."""
+        self._decode(self._pages(src), dst)
+
+    def decode_kept_state(self, kept: torch.Tensor, dst: Sequence[int]) -> None:
+        """The same of an INT8 form that left the arena.
+
+        Args:
+            kept: its pages, [int8_groups, page_bytes], uint8, on the arena's device.
+            dst: G pages, written.
+        """
+        self._decode(list(kept), dst)
+
+    def _pages(self, pages: Sequence[int]) -> list[torch.Tensor]:
+        return [self.bytes[page] for page in pages]
+
+    def _decode(self, src: Sequence[torch.Tensor], dst: Sequence[int]) -> None:
         for layer, group in enumerate(self.layout.group_of_layer):
             packed = self._packed(layer, src)
             state_HVK = self.views.recurrent[layer][dst[group]]
             state_HVK.copy_(int8_codec.decode(packed.values, packed.scales))
             self.views.conv[layer][dst[group]].copy_(packed.conv)
 
-    def _packed(self, layer: int, pages: Sequence[int]) -> "_PackedLayer":
+    def _packed(self, layer: int, pages: Sequence[torch.Tensor]) -> "_PackedLayer":
         """Views of one layer's INT8 form inside its page."""
         sizes, per_page = self.layout.sizes, self.layout.int8_layers_per_page
         heads, width = sizes.state_heads, sizes.head_dim
         start = (layer % per_page) * int8_layer_bytes(sizes)
-        page = self.bytes[pages[layer // per_page]]
+        page = pages[layer // per_page]
         values_end = heads * width * width
         scales_start = start + round_up(values_end)
         conv_start = scales_start + round_up(heads * width * 4)

@@ -78,6 +78,7 @@ def model_engine(options: ModelOptions, role: Role, sizes: EngineSizes) -> Engin
             export_alignment=kernels.checkpoint_alignment,
             page_bytes=layout.page_bytes,
             host_bytes=sizes.host_bytes,
+            codec=sizes.codec,
             retention=sizes.retention,
         ),
         namespace_digest((("model", fingerprint), ("layout", str(layout.version)))),

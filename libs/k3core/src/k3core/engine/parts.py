@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from k3core.cache.coordinator import PrefixCache
 from k3core.cache.hashing import namespace_digest
 from k3core.cache.layout import PageLayout
-from k3core.cache.spec import CacheConfig, Retention
+from k3core.cache.spec import CacheConfig, Codec, Retention
 from k3core.engine.core import EngineCore
 from k3core.engine.host_memory import HostMemory
 from k3core.engine.script import Script
@@ -27,6 +27,7 @@ class EngineSizes:
         chunk_tokens: token budget of a step.
         max_rows: sequences in a step.
         host_bytes: memory for rows and states that had to leave the arena; 0 for none.
+        codec: how checkpoints are stored; live states never are in any other form than raw.
         retention: which positions of a prompt keep a checkpoint.
     """
 
@@ -35,6 +36,7 @@ class EngineSizes:
     chunk_tokens: int = 2048
     max_rows: int = 64
     host_bytes: int = 0
+    codec: Codec = "raw"
     retention: Retention = field(default_factory=Retention)
 
 
@@ -90,6 +92,7 @@ def scripted_engine(
             export_alignment=1,
             page_bytes=layout.page_bytes,
             host_bytes=sizes.host_bytes,
+            codec=sizes.codec,
             retention=sizes.retention,
         ),
         namespace_digest((("model", fingerprint), ("layout", str(layout.version)))),

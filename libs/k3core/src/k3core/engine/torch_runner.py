@@ -151,9 +151,10 @@ class TorchRunner:
 
     def _load(self, copy: HostCopy) -> None:
         """Brings evicted rows or a state back from host memory."""
-        assert copy.codec == "raw", "no setting compresses states that go to host memory"
         kept = self._host[copy.host].to(self._device)
-        if copy.pages:
+        if copy.pages and copy.codec == "int8":
+            self._arena.decode_kept_state(kept, copy.pages)
+        elif copy.pages:
             self._arena.bytes[list(copy.pages)] = kept
         else:
             self._copied(copy).copy_(kept)

@@ -21,6 +21,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from k3_prefill.embeddings import EmbeddingDesk, Embeddings
 from k3_prefill.hand_off import DecodeLink
+from k3_prefill.savings import saved_ns
 from k3core.engine.core import EngineCore
 from k3core.engine.thread import EngineThread
 from k3core.engine.words import EngineEvent, EngineRequest
@@ -290,7 +291,8 @@ class Journey:
         num_tokens = len(self._payload.token_ids) // 4
         unit_tokens = self._worker.layout.unit_tokens
         longest = (num_tokens - 1) // unit_tokens * unit_tokens
-        rate = self._worker.core.load.tokens_per_s
+        costs = self._worker.core.load.costs
+        slots = self._payload.image_slots
         wait_ns = max(0, self._admitted_ns - self._start_ns)
         elapsed_ns = now_ns - self._start_ns - wait_ns - self._encode_wait_ns
         outcome = "miss" if not num_cached else "hit" if num_cached >= longest else "partial"
@@ -302,7 +304,7 @@ class Journey:
             start_unix_ns=self._start_unix_ns,
             duration_ns=max(0, elapsed_ns),
             wait_ns=wait_ns,
-            saved_ns=int(num_cached / rate * 1e9) if rate else 0,
+            saved_ns=saved_ns(costs, unit_tokens, num_tokens, slots, num_cached),
             num_items=num_tokens,
             num_hits=num_cached,
             detail="local" if num_cached else "",

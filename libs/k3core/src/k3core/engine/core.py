@@ -54,7 +54,7 @@ class EngineCore:
         self._waiting: list[str] = []
         self._on_hold: set[str] = set()
         self._events: list[EngineEvent] = []
-        self._meter = Meter(scheduler.config.role, scheduler.cache)
+        self._meter = Meter(scheduler.config, scheduler.cache)
 
     def open(self) -> None:
         """Opens the runner."""

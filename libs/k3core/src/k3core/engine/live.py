@@ -4,12 +4,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from k3core.cache.coordinator import PrefixCache
+from k3core.engine.costs import CostFit, num_pairs
 from k3core.engine.words import EngineLoad, EngineRequest
 from k3core.scheduler.plan import StepPlan
-from k3core.scheduler.scheduler import Role
+from k3core.scheduler.scheduler import SchedulerConfig
 
-RATE_WEIGHT = 0.2
-"""Share of the newest step in the measured rate; about five steps decide."""
+KEPT_SHARE = 0.9
+"""What the next step leaves of the tokens and seconds that make the measured rate."""
 
 LOAD_INTERVAL_S = 0.02
 """A busy engine's figures are read ten times a second, and its steps can be thousands."""
@@ -50,23 +51,28 @@ class LiveRequest:
 class Meter:
     """Follows an engine's rate and makes the figures that its loop reads."""
 
-    def __init__(self, role: Role, cache: PrefixCache) -> None:
+    def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
         """Starts with nothing measured."""
-        self._role: Role = role
+        self._is_decode = config.role == "decode"
         self._cache = cache
-        self._tokens_per_s = 0.0
+        self._fit = CostFit(max(config.chunk_tokens))
+        self._tokens = 0.0
+        self._seconds = 0.0
         self._fresh_until_s = 0.0
         self.load = EngineLoad()
 
     def measure(self, plan: StepPlan, seconds: float) -> None:
         """Takes a step's work: prompt tokens, or output tokens on a decode worker."""
-        is_decode = self._role == "decode"
-        num_tokens = sum(row.length for row in plan.rows if row.is_decode == is_decode)
+        rows = [row for row in plan.rows if row.is_decode == self._is_decode]
+        num_tokens = sum(row.length for row in rows)
         if not num_tokens or seconds <= 0.0:
             return
-        rate = num_tokens / seconds
-        known = self._tokens_per_s
-        self._tokens_per_s = known + RATE_WEIGHT * (rate - known) if known else rate
+        # Sums, not an average of rates, in which a short step would weigh like a long one.
+        self._tokens = KEPT_SHARE * self._tokens + num_tokens
+        self._seconds = KEPT_SHARE * self._seconds + seconds
+        if not self._is_decode and len(rows) == len(plan.rows):
+            pairs = sum(num_pairs(row.start, row.length) for row in rows)
+            self._fit.learn(num_tokens, pairs, seconds)
 
     def publish(self, requests: Collection[LiveRequest], now_s: float, *, is_idle: bool) -> None:
         """Replaces the figures, at once when idle and else now and then.
@@ -83,5 +89,6 @@ class Meter:
             num_queued_tokens=sum(each.num_prompt_tokens - each.num_computed for each in requests),
             num_free_pages=self._cache.reclaimable_pages() + self._cache.states.num_idle_pages,
             num_pages=self._cache.config.num_pages,
-            tokens_per_s=self._tokens_per_s,
+            tokens_per_s=self._tokens / self._seconds if self._seconds else 0.0,
+            costs=self._fit.costs,
         )

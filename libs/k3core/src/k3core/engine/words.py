@@ -4,9 +4,10 @@ No tensor and no bus type appears here, so that a handler, a test and either eng
 them. A request is known by one key from `add` or `reserve` to its last event.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from k3core.engine.costs import StepCosts
 from k3core.scheduler.plan import HandOff, Usage
 from k3core.scheduler.request import Request
 from k3wire.errors import K3Error
@@ -99,6 +100,7 @@ class EngineLoad:
         num_pages: pages in all.
         tokens_per_s: measured rate of prompt tokens (prefill) or of output tokens (decode); 0
             until something was measured.
+        costs: of prompt tokens; all 0 on a decode worker.
     """
 
     num_running: int = 0
@@ -107,6 +109,7 @@ class EngineLoad:
     num_free_pages: int = 0
     num_pages: int = 0
     tokens_per_s: float = 0.0
+    costs: StepCosts = field(default_factory=StepCosts)
 
 
 class RowError(Exception):

@@ -21,8 +21,8 @@ from aiohttp import web
 from PIL import Image
 
 from k3ctl.stack.plan import SERVICES
-from k3ctl.stack.process import die_with_parent
 from k3ctl.stack.state import family
+from k3wire.lifeline import die_with_parent
 
 LISTENING = "0A"
 """State of a listening socket in /proc/net/tcp."""

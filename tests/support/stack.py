@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from k3ctl.stack.process import die_with_parent
 from k3ctl.stack.state import StackState, read_state
 from k3wire.bus.nats_bus import NatsBus
+from k3wire.lifeline import die_with_parent
 from k3wire.messages.control import Heartbeat
 from k3wire.service.directory import Directory
 

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from support.hostile_images import Case, all_cases
 from support.pictures import encode, gradient
 
+from k3ctl.stack.state import is_running
 from k3text.images.config import ProcessorConfig
 from k3text.images.header import DEFAULT_MEDIA_TYPES, OPTIONAL_MEDIA_TYPES, ImageLimits
 from k3text.images.processor import cut
@@ -275,3 +277,35 @@ async def test_a_start_that_is_cancelled_leaves_no_process() -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+PARENT = """
+import asyncio
+from k3text.images.config import ProcessorConfig
+from k3text.images.header import ImageLimits
+from k3text.images.sandbox_process import ProcessLimits, SandboxProcess
+async def main():
+    process = SandboxProcess(ProcessorConfig(), ImageLimits(), ProcessLimits())
+    await process.start()
+    print(process.pid, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_a_worker_that_hears_nothing_ends_with_its_service_all_the_same() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    async with asyncio.timeout(2 * WAIT_S):
+        pid = int(await parent.stdout.readline())
+        # As good as one that decodes: it does not see that its input ends.
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            parent.kill()
+            await parent.wait()
+            await until(lambda: not is_running(pid))
+        finally:
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)

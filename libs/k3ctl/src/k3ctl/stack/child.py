@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from k3ctl.stack.process import RunningProcess, die_with_parent
+from k3ctl.stack.process import RunningProcess
+from k3wire.lifeline import die_with_parent
 
 WRONG_SETTINGS = 2
 """Exit code of a worker that refuses its settings: it would refuse them again."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k3ctl.stack.process import LINUX_LIBRARY, die_with_parent
+from k3wire.lifeline import LINUX_LIBRARY, die_with_parent
 
 PR_SET_NAME = 15
 """Source: prctl(2)."""

@@ -122,7 +122,7 @@ class SandboxProcess:
         environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         try:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", WORKER_MODULE,
+                sys.executable, "-P", "-m", WORKER_MODULE, str(os.getpid()),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -1,8 +1,9 @@
 """The process in which images are decoded: one at a time, with nothing else within reach.
 
-Started by the sandbox as `python -m k3text.images.sandbox_worker`. After its set-up it can open no
-file and no socket (its limit of open files is zero), start no process, write no file and dump no
-core; memory and processor time are bounded. It ends when its standard input does.
+Started by the sandbox as `python -m k3text.images.sandbox_worker PARENT_PID`. After its set-up it
+can open no file and no socket (its limit of open files is zero), start no process, write no file
+and dump no core; memory and processor time are bounded. It ends when its standard input does, and
+at once, in the middle of an image too, when its service does.
 """
 
 import contextlib
@@ -22,10 +23,12 @@ from k3text.images.native.steps import native_steps
 from k3text.images.processor import cut
 from k3text.images.sandbox_protocol import LENGTH, Done, Job, Ready, Reply, Setup, frame
 from k3wire.errors import ImageTooLarge, K3Error
+from k3wire.lifeline import die_with_parent
 
 
 def main() -> None:
     """Serves jobs until the input ends."""
+    die_with_parent(int(sys.argv[1]))()
     # A Ctrl-C at the terminal is for the service, which then closes this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Replies go to a descriptor of their own: nothing a library prints can pass for one.

@@ -27,6 +27,7 @@ def main() -> int:
     training.add_argument("--minutes", type=float, default=150.0)
     training.add_argument("--eye-minutes", type=float, default=6.0)
     training.add_argument("--seed", type=int, default=SEED)
+    training.add_argument("--rate", type=float, default=1.0, help="of the full learning rate")
     training.add_argument("--processes", type=int, default=2)
     training.set_defaults(run=_train)
     evaluation = commands.add_parser("evaluate", help="accuracy per skill of a checkpoint")
@@ -67,7 +68,8 @@ def main() -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    train(Plan(args.folder, args.minutes, args.eye_minutes, args.seed, args.processes))
+    plan = Plan(args.folder, args.minutes, args.eye_minutes, args.seed, args.rate, args.processes)
+    train(plan)
     return 0
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from k3text.images.config import ProcessorConfig
-from train_nano import acting, chatting, reading, seeing
+from train_nano import acting, chatting, reading, recalling, seeing
 from train_nano.talk import Mode, Split, Talk, Turn
 from train_nano.words import Words
 
@@ -64,6 +64,12 @@ class Lessons:
             return Talk(tuple(chatting.repeat_turn(words, draw, 20) for _ in range(3)))
         num_facts = draw.randint(3, 7)
         return Talk(tuple(reading.fact_turns(words, draw, num_facts, 0, num_facts)))
+
+    def recall(self, draw: random.Random) -> Talk:
+        """Look-up by name and little else, one or two turns of it."""
+        words = Words(self.split, draw)
+        turns = [recalling.recall_turn(words, draw) for _ in range(draw.choice((1, 1, 2)))]
+        return Talk(tuple(turns), system=draw.choice(SYSTEMS))
 
     def tools(self, draw: random.Random) -> Talk:
         """Declared tools and requests for them."""

@@ -17,8 +17,8 @@ from train_nano.talk import Picture, Reply, Turn
 
 ORDINALS = ("first", "second", "third")
 WANTED_SKILLS = (
-    "count", "count", "shape", "shape", "colour", "colour", "left_right", "left_right",
-    "left_of", "count_some", "exists", "describe",
+    "count", "shape", "shape", "colour", "colour", "left_right", "left_right", "left_right",
+    "left_of", "count_some", "exists", "exists", "describe",
 )  # fmt: skip
 
 
@@ -226,13 +226,17 @@ def _left_of(scene: Scene, draw: random.Random) -> Question | None:
 
 def _exists(scene: Scene, draw: random.Random) -> Question:
     if draw.random() < 0.5:
-        asked = _words(draw.choice(scene.things))
+        thing = draw.choice(scene.things)
+        colour, shape = thing.colour, thing.shape
     else:
-        asked = f"{draw.choice(list(COLOURS))} {draw.choice(SHAPES)}"
-    answer = "yes" if asked in {_words(thing) for thing in scene.things} else "no"
+        colour, shape = draw.choice(list(COLOURS)), draw.choice(SHAPES)
+    found = [t.shape for t in scene.things if t.colour == colour]
+    answer = "yes" if shape in found else "no"
+    # All of its colour first: whether a pair stands in a list is not one look.
+    thought = f"{colour}: {', '.join(found) or '0'}. {shape}"
     text = draw.choice(("Is there {a}{of}?", "Do you see {a}{of}?"))
-    text = text.replace("{a}", _article(asked))
-    return Question("exists", text, f"{_listed(scene)}. {asked}: {answer}", answer, answer)
+    text = text.replace("{a}", _article(f"{colour} {shape}"))
+    return Question("exists", text, f"{_listed(scene)}. {thought}", thought, answer)
 
 
 def _describe(scene: Scene, draw: random.Random) -> Question:

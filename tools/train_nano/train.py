@@ -55,7 +55,10 @@ EYE_IMAGES = 32
 PICTURE_ROWS = 3
 TEXT_TOKENS = 1800
 COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.3, 0.45, 0.6
-"""Shares of the whole time: until when much text is plain copying, from when rows are longer."""
+"""Shares of the whole time: until when some text is plain copying, from when rows are longer."""
+
+RECALL_SHARE, COPYING_SHARE = 0.35, 0.2
+"""Of short text, the latter only early."""
 
 COPYING_MODES: tuple[Mode, ...] = ("off", "off", "low", "max")
 
@@ -69,6 +72,7 @@ class Plan:
         minutes: of training in all, over every resumption; the rates are laid out over them.
         eye_minutes: of these, at the start, for tower and projector alone.
         seed: of weights and lessons.
+        rate: of the full learning rate; weights that have learned much are torn by a full one.
         num_processes: that share the work.
         save_minutes: between two states written.
     """
@@ -77,6 +81,7 @@ class Plan:
     minutes: float
     eye_minutes: float
     seed: int
+    rate: float = 1.0
     num_processes: int = 2
     save_minutes: float = 4.0
 
@@ -138,7 +143,7 @@ class Trainer:
             is_eye = self._minutes < plan.eye_minutes
             losses = self._eye_step(draw) if is_eye else self._joint_step(draw)
             self._add_gradients()
-            self._optimiser.step(self._rate_factor())
+            self._optimiser.step(plan.rate * self._rate_factor())
             if not is_eye:
                 self._load.balance(self._biases)
                 self._round_experts()
@@ -182,7 +187,7 @@ class Trainer:
         share = self._minutes / self._plan.minutes
         long_share = 0.0 if share < LONG_FROM else 0.08
         middle_share = 0.0 if share < MIDDLE_FROM else 0.14
-        copying_share = 0.45 if share < COPYING_UNTIL else 0.1
+        is_early = share < COPYING_UNTIL
         chance = draw.random()
         if chance < long_share:
             characters = draw.choice((4000, 8000, 8000))
@@ -191,7 +196,10 @@ class Trainer:
         if chance < long_share + middle_share:
             talks = [self._lessons.needle(draw, 1800, draw.randint(1, 12), 6) for _ in range(2)]
             return "middle", [self._writer.write(t, draw.choice(MODES), draw) for t in talks]
-        if draw.random() < copying_share:
+        kind = draw.random()
+        if kind < RECALL_SHARE:
+            return "recall", self._filled(draw, self._lessons.recall, MODES)
+        if is_early and kind < RECALL_SHARE + COPYING_SHARE:
             return "copying", self._filled(draw, self._lessons.copying, COPYING_MODES)
         return "text", self._filled(draw, self._lessons.text, MODES)
 

@@ -1,9 +1,9 @@
 """k3-nano answers as well from checkpoints that were rounded to INT8 ten times over."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
+from support.shipped_model import NANO
 
 from k3core.engine.local import LocalEngine, LocalRequest
 from k3core.engine.parts import EngineSizes
@@ -12,7 +12,6 @@ from k3wire.messages.sampling import SamplingParams
 from train_nano.evaluate import Evaluation
 from train_nano.generations import Generations
 
-NANO = Path(__file__).parents[2] / "checkpoints" / "k3-nano"
 UNIT = 4
 SIZES = EngineSizes(arena_bytes=32 << 20, unit_tokens=UNIT, codec="int8")
 

@@ -1,8 +1,9 @@
 """uvicorn as this gateway runs it: drained by the chassis, and with bounds on a request's head.
 
 Bodies are bounded where they are read. Heads are uvicorn's: its fast parser takes headers of any
-length and waits for them for ever, so both are bounded here, before a route is known. What one
-turn of the event loop writes to a connection leaves in one system call.
+length and waits for them for ever, so both are bounded here, before a route is known; so is the
+rest of a body that nobody reads any more, its request being answered. What one turn of the event
+loop writes to a connection leaves in one system call.
 """
 
 import asyncio
@@ -22,6 +23,9 @@ MAX_HEAD_BYTES = 64 * 1024
 
 HEAD_TIMEOUT_S = 30.0
 """Longest time from a connection, or from a head's first byte, to the head's end."""
+
+REST_TIMEOUT_S = 30.0
+"""Longest time from an answer to the end of a body that came too late for it."""
 
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept; longer than proxies' usual 60."""
@@ -99,6 +103,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     max_head_bytes = MAX_HEAD_BYTES
     head_timeout_s = HEAD_TIMEOUT_S
+    rest_timeout_s = REST_TIMEOUT_S
     _timer: asyncio.TimerHandle | None = None
     _is_in_head = False
     _num_head_bytes = 0
@@ -140,6 +145,18 @@ class BoundedHttp(HttpToolsProtocol):
         self._end_head()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """A body is whole."""
+        self._end_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A request is answered, refused perhaps before its body was here."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            # Its client may write on before it reads the refusal, but not for ever.
+            self._begin_timer(self.rest_timeout_s)
+
     def send_400_response(self, msg: str) -> None:
         """Refuses what is no HTTP, in the shape of every other error, and hangs up."""
         self._end_head()
@@ -155,10 +172,17 @@ class BoundedHttp(HttpToolsProtocol):
         self._end_head()
         self._is_in_head = True
         self._num_head_bytes = self._num_header_bytes = 0
-        self._timer = self.loop.call_later(self.head_timeout_s, self._hang_up)
+        self._begin_timer(self.head_timeout_s)
 
     def _end_head(self) -> None:
         self._is_in_head = False
+        self._end_timer()
+
+    def _begin_timer(self, timeout_s: float) -> None:
+        self._end_timer()
+        self._timer = self.loop.call_later(timeout_s, self._hang_up)
+
+    def _end_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

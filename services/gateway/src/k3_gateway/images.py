@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from k3_gateway.chat_request.messages import ImageInput
-from k3_gateway.data_url import decode_data_url, is_data_url
+from k3_gateway.data_url import decode_data_url, is_data_url, max_payload_chars
+from k3_gateway.turns import Turns
 from k3text.chat_format.conversation import ImageSize
 from k3text.images.config import ProcessorConfig
 from k3text.images.geometry import grid, num_tokens
-from k3text.images.header import ImageLimits, read_header
+from k3text.images.header import ImageHeader, ImageLimits, read_header
 from k3text.images.keys import content_key, feature_key
 from k3wire import subjects
 from k3wire.blobs.base import BlobStore
@@ -31,6 +32,9 @@ from k3wire.service.pieces import PieceHolder
 
 MAX_AT_ONCE = 8
 """Images of one request that are resolved side by side."""
+
+MAX_URL_HEAD_CHARS = 4096
+"""Room before a data URL's payload, and for a few escapes of its JSON."""
 
 RESOLVE_TIMEOUT_S = 30.0
 """All downloads of a request together."""
@@ -71,6 +75,7 @@ class ImageResolver:
         worker_id: of this gateway.
         max_image_bytes: longest encoded image.
         ttl_s: how long L1 keeps a data URL's bytes.
+        turns: where data URLs are decoded and hashed.
     """
 
     bus: Bus
@@ -80,12 +85,20 @@ class ImageResolver:
     worker_id: str
     max_image_bytes: int
     ttl_s: float
+    turns: Turns = field(default_factory=Turns)
+
+    @property
+    def max_url_bytes(self) -> int:
+        """Longest data URL that may be of use."""
+        return max_payload_chars(self.max_image_bytes) + MAX_URL_HEAD_CHARS
 
     @contextlib.asynccontextmanager
     async def resolve(
         self, images: Sequence[ImageInput], request_id: str, tenant: str, deadline_unix_ns: int
     ) -> AsyncGenerator[ResolvedImages, None]:
         """Resolves all images; the first that fails fails all, with its path.
+
+        `images` is not looked at any more once the block has begun.
 
         Raises:
             ImageError: an image cannot be used.
@@ -137,10 +150,7 @@ class ImageResolver:
         self, image: ImageInput, held: list[bytes]
     ) -> tuple[ImageRef, StageReport]:
         start_unix_ns, started_ns = time.time_ns(), time.monotonic_ns()
-        limits = ImageLimits(max_bytes=self.max_image_bytes)
-        data = decode_data_url(image.url, self.max_image_bytes, image.param)
-        header = read_header(data, limits, param=image.param)
-        key = content_key(data)
+        data, header, key = await self.turns.run(len(image.url), lambda: self._decode(image))
         self.pieces.hold(data, digest=key, store_key=image_bytes_key(key))
         held.append(key)
         outcome, detail = "bypass", "unavailable"
@@ -167,6 +177,11 @@ class ImageResolver:
             detail=f"data URL, {detail}",
         )
         return ref, report
+
+    def _decode(self, image: ImageInput) -> tuple[bytes, ImageHeader, bytes]:
+        data = decode_data_url(image.url, self.max_image_bytes, image.param)
+        limits = ImageLimits(max_bytes=self.max_image_bytes)
+        return data, read_header(data, limits, param=image.param), content_key(data)
 
     def _slot(self, ref: ImageRef, param: str) -> ImageSlot:
         return ImageSlot(

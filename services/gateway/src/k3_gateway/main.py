@@ -13,15 +13,18 @@ import uvloop
 from k3_gateway.admission import Admission
 from k3_gateway.checkpoint import read_context_tokens
 from k3_gateway.generation import Fleet
+from k3_gateway.heap import give_back_large_blocks
 from k3_gateway.http_server import Server, make_server
 from k3_gateway.images import ImageResolver
 from k3_gateway.inbox import TokenInbox
 from k3_gateway.openai.app import build_app
 from k3_gateway.openai.auth import KeyRing
+from k3_gateway.openai.body_intake import BodyLimits
 from k3_gateway.openai.chat_completions import ChatService
 from k3_gateway.pipeline import Pipeline, ServedModel
 from k3_gateway.routing import Router
 from k3_gateway.settings import GatewaySettings
+from k3_gateway.turns import Turns
 from k3text.images.config import read_processor_config
 from k3text.tokenizer import Tokenizer
 from k3wire import subjects
@@ -60,6 +63,7 @@ def serve_model(settings: GatewaySettings) -> ServedModel:
 
 async def serve(settings: GatewaySettings) -> None:
     """Runs the gateway until it is told to stop."""
+    give_back_large_blocks()
     model = serve_model(settings)
     bus = await NatsBus.connect(settings.nats_url, "gateway")
     store = RedisBlobStore.open(settings.redis_url)
@@ -103,6 +107,7 @@ async def serve(settings: GatewaySettings) -> None:
 def _build_pipeline(
     settings: GatewaySettings, model: ServedModel, fleet: Fleet, store: RedisBlobStore
 ) -> Pipeline:
+    turns = Turns()
     images = ImageResolver(
         bus=fleet.bus,
         store=store,
@@ -111,6 +116,7 @@ def _build_pipeline(
         worker_id=fleet.gateway_id,
         max_image_bytes=settings.max_image_bytes,
         ttl_s=settings.image_ttl_s,
+        turns=turns,
     )
     return Pipeline(
         model=model,
@@ -120,6 +126,7 @@ def _build_pipeline(
         max_images=settings.max_images,
         request_timeout_s=settings.request_timeout_s,
         has_tenant_caches=settings.has_tenant_caches,
+        turns=turns,
     )
 
 
@@ -131,8 +138,11 @@ def _build_chat(
         keys=KeyRing(settings.api_keys),
         admission=admission,
         tracing=runtime.tracing,
-        max_body_bytes=settings.max_body_bytes,
-        body_timeout_s=settings.body_timeout_s,
+        body_limits=BodyLimits(
+            max_bytes=settings.max_body_bytes,
+            timeout_s=settings.body_timeout_s,
+            idle_timeout_s=settings.body_idle_timeout_s,
+        ),
         keep_alive_s=settings.keep_alive_s,
     )
 

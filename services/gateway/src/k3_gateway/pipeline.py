@@ -4,12 +4,10 @@ parse → limits → images' headers, all at once → token count → context ch
 A request that is refused has paid for nothing deeper than an image's header.
 """
 
-import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,6 +18,7 @@ from k3_gateway.chat_request.params import ChatOptions, parse_options
 from k3_gateway.chat_request.tools import parse_render_options, parse_tools
 from k3_gateway.generation import Fleet, Generation, Order, complete_sampling
 from k3_gateway.images import ImageResolver
+from k3_gateway.turns import Turns
 from k3text.chat_format.conversation import Conversation, ImageSize, RenderOptions
 from k3text.chat_format.prompt import RenderedPrompt, render_prompt_ids
 from k3text.parsers.output_parser import OutputParser
@@ -28,11 +27,6 @@ from k3wire.errors import ContextLengthExceeded, ModelNotFound
 from k3wire.messages.base import StageReport
 from k3wire.messages.media import ImageSlot
 from k3wire.messages.prompt import PromptPayload
-
-T = TypeVar("T")
-
-SHORT_BODY_BYTES = 64 * 1024
-"""Bodies up to this are decoded and rendered on the loop: under a millisecond."""
 
 DEFAULT_MAX_TOKENS = 131072
 """Output tokens of a request that names no limit, if they fit."""
@@ -86,7 +80,6 @@ class Prepared:
 class _Parsed:
     options: ChatOptions
     conversation: Conversation
-    images: tuple[ImageInput, ...]
     render_options: RenderOptions
 
 
@@ -102,6 +95,7 @@ class Pipeline:
         max_images: in one request.
         request_timeout_s: of one request.
         has_tenant_caches: whether tenants' caches are kept apart.
+        turns: where bodies are decoded and rendered.
     """
 
     model: ServedModel
@@ -111,25 +105,35 @@ class Pipeline:
     max_images: int
     request_timeout_s: float
     has_tenant_caches: bool
+    turns: Turns = field(default_factory=Turns)
 
     @contextlib.asynccontextmanager
     async def prepare(
-        self, body: bytes, tenant: str, request_id: str, arrival_unix_ns: int
+        self, body: bytearray, tenant: str, request_id: str, arrival_unix_ns: int
     ) -> AsyncGenerator[Prepared, None]:
         """Makes a request ready; what it holds of images is released at the end.
+
+        Args:
+            body: whole; emptied as soon as it is decoded.
+            tenant: whose.
+            request_id: of ours.
+            arrival_unix_ns: when it came.
 
         Raises:
             K3Error: the request is at fault, or its images are.
         """
         deadline_unix_ns = arrival_unix_ns + int(self.request_timeout_s * 1e9)
-        parsed = await self._on_or_off_loop(len(body), lambda: self._parse(body))
+        size_bytes = len(body)
+        parsed, images = await self.turns.run(size_bytes, lambda: self._parse(body))
+        body.clear()
+        text_bytes = size_bytes - sum(len(image.url) for image in images)
         scope = tenant if self.has_tenant_caches else ""
-        async with self.images.resolve(
-            parsed.images, request_id, scope, deadline_unix_ns
-        ) as resolved:
+        async with self.images.resolve(images, request_id, scope, deadline_unix_ns) as resolved:
+            # Their URLs may be most of the body, and a generation takes long.
+            images.clear()
             sizes = resolved.sizes
             self._check_images_fit(sizes)
-            rendered = await self._on_or_off_loop(len(body), lambda: self._render(parsed, sizes))
+            rendered = await self.turns.run(text_bytes, lambda: self._render(parsed, sizes))
             payload = PromptPayload(
                 token_ids=rendered.token_ids,
                 image_slots=_slots(rendered, resolved.slots),
@@ -156,7 +160,7 @@ class Pipeline:
                 start_unix_ns=arrival_unix_ns,
                 duration_ns=max(0, time.time_ns() - arrival_unix_ns - resolved.waited_ns),
                 num_items=rendered.num_tokens,
-                size_bytes=len(body),
+                size_bytes=size_bytes,
             )
             yield Prepared(
                 request_id=request_id,
@@ -180,11 +184,8 @@ class Pipeline:
         answer.reports.extend(prepared.reports)
         return Generation(fleet=self.fleet, order=prepared.order, answer=answer)
 
-    async def _on_or_off_loop(self, size_bytes: int, work: Callable[[], T]) -> T:
-        return work() if size_bytes <= SHORT_BODY_BYTES else await asyncio.to_thread(work)
-
-    def _parse(self, body: bytes) -> _Parsed:
-        fields = bodies.decode_object(body)
+    def _parse(self, body: bytearray) -> tuple[_Parsed, list[ImageInput]]:
+        fields = bodies.decode_object(body, self.images.max_url_bytes)
         options = parse_options(fields)
         if options.model != self.model.name:
             raise ModelNotFound(
@@ -194,12 +195,12 @@ class Pipeline:
         parsed = parse_messages(fields, self.max_images)
         tools = parse_tools(fields.get("tools"), "tools")
         has_dynamic = any(getattr(message, "tools", ()) for message in parsed.messages)
-        return _Parsed(
+        found = _Parsed(
             options=options,
             conversation=Conversation(messages=parsed.messages, tools=tools),
-            images=parsed.images,
             render_options=parse_render_options(fields, bool(tools) or has_dynamic),
         )
+        return found, list(parsed.images)
 
     def _check_images_fit(self, sizes: tuple[ImageSize, ...]) -> None:
         pads = sum(size.num_tokens for size in sizes)

@@ -45,7 +45,11 @@ class GatewaySettings(CommonSettings, frozen=True, kw_only=True):
     ] = 1024
     max_queued_bytes: Annotated[
         int,
-        Setting("K3_GATEWAY_MAX_QUEUED_BYTES", "Request bodies held at once in all.", "bytes"),
+        Setting(
+            "K3_GATEWAY_MAX_QUEUED_BYTES",
+            "Request bodies held at once in all, those still coming in among them.",
+            "bytes",
+        ),
     ] = 1024 * 1024 * 1024
     request_timeout_s: Annotated[
         float, Setting("K3_GATEWAY_REQUEST_TIMEOUT_S", "Longest time of a request.", "s")
@@ -53,6 +57,12 @@ class GatewaySettings(CommonSettings, frozen=True, kw_only=True):
     body_timeout_s: Annotated[
         float, Setting("K3_GATEWAY_BODY_TIMEOUT_S", "Longest time to send a body.", "s")
     ] = 300.0
+    body_idle_timeout_s: Annotated[
+        float,
+        Setting(
+            "K3_GATEWAY_BODY_IDLE_TIMEOUT_S", "Longest time to send the next 16 KiB of it.", "s"
+        ),
+    ] = 15.0
     keep_alive_s: Annotated[
         float,
         Setting("K3_GATEWAY_KEEP_ALIVE_S", "Silence after which a stream sends a comment.", "s"),

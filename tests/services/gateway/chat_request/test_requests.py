@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from k3_gateway.chat_request.bodies import check_headers, decode_object, read_body
+from k3_gateway.chat_request import bodies
+from k3_gateway.chat_request.bodies import check_headers, decode_object
 from k3_gateway.chat_request.messages import parse_messages
 from k3_gateway.chat_request.params import parse_options
 from k3_gateway.chat_request.tools import parse_render_options, parse_tools
@@ -17,6 +18,7 @@ from k3text.chat_format.conversation import (
     UserMessage,
 )
 from k3wire.errors import (
+    ImageFileTooLarge,
     InvalidJson,
     InvalidRequest,
     RequestTooLarge,
@@ -232,16 +234,18 @@ def test_bad_controls_are_refused(body: dict[str, Any]) -> None:
 )
 def test_bodies_that_are_no_sound_json_object_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidJson):
-        decode_object(body)
+        decode_object(body, 1000)
 
 
-async def test_a_body_is_counted_while_it_is_read() -> None:
-    async def endless() -> Any:
-        while True:
-            yield b"x" * 100
-
+def test_a_body_without_its_pictures_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_TEXT_BYTES", 100_000)
     with pytest.raises(RequestTooLarge):
-        await read_body(endless(), 1000)
+        decode_object(b'{"a": "' + b"x" * 100_000 + b'"}', 1_000_000)
+    picture = b"data:image/png;base64," + b"A" * 100_000
+    found = decode_object(b'{"a": ["' + picture + b'"]}', 200_000)
+    assert found == {"a": [picture.decode()]}
+    with pytest.raises(ImageFileTooLarge):
+        decode_object(b'{"a": "' + picture + b'"}', 100_000)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +258,8 @@ async def test_a_body_is_counted_while_it_is_read() -> None:
             UnsupportedMediaType,
         ),
         ({"content-type": "application/json", "content-length": "2000"}, RequestTooLarge),
+        ({"content-type": "application/json", "content-length": "9" * 5000}, RequestTooLarge),
+        ({"content-type": "application/json", "content-length": "\u00b2"}, InvalidJson),
         ({"content-type": "application/json", "content-length": "-1"}, InvalidJson),
     ],
 )

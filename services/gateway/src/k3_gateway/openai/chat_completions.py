@@ -11,12 +11,12 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 from opentelemetry.trace import Span
-from starlette.requests import ClientDisconnect
 
 from k3_gateway.admission import Admission
 from k3_gateway.chat_request import bodies
 from k3_gateway.generation import SILENCE, Generation
 from k3_gateway.openai.auth import KeyRing
+from k3_gateway.openai.body_intake import BodyLimits, read_body
 from k3_gateway.openai.chunks import BodyBuilder, Usage
 from k3_gateway.openai.event_stream import (
     STREAM_HEADERS,
@@ -27,7 +27,7 @@ from k3_gateway.openai.event_stream import (
 )
 from k3_gateway.openai.presence import Presence
 from k3_gateway.pipeline import Pipeline, Prepared
-from k3wire.errors import Cancelled, K3Error, RequestTimeout
+from k3wire.errors import Cancelled, K3Error
 from k3wire.telemetry import metrics
 from k3wire.telemetry.ledger import server_timing
 from k3wire.telemetry.tracing import Tracing
@@ -81,8 +81,7 @@ class ChatService:
         keys: who may ask.
         admission: how much at once.
         tracing: spans.
-        max_body_bytes: longest body.
-        body_timeout_s: longest time to send it.
+        body_limits: how long a body may be and may take.
         keep_alive_s: silence after which a stream sends a comment.
         closing: ends of streams under way.
     """
@@ -91,8 +90,7 @@ class ChatService:
     keys: KeyRing
     admission: Admission
     tracing: Tracing
-    max_body_bytes: int
-    body_timeout_s: float
+    body_limits: BodyLimits
     keep_alive_s: float
     closing: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
 
@@ -106,14 +104,17 @@ class ChatService:
         # Looked up often, and starlette searches its list each time; the first of a name counts.
         headers = dict(reversed(request.headers.items()))
         tenant = self.keys.authenticate(headers)
-        bodies.check_headers(headers, self.max_body_bytes)
+        num_announced = bodies.check_headers(headers, self.body_limits.max_bytes)
+        self.admission.check()
+        self.admission.check_room(num_announced)
         async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(self.admission.slot())
             span = self.tracing.begin("gateway chat", headers)
             stack.callback(span.end)
             span.set_attribute("k3.request_id", request_id)
-            body = await self._read(request)
-            stack.enter_context(self.admission.budget(len(body)))
+            budget = stack.enter_context(self.admission.budget())
+            body = await read_body(request.receive, self.body_limits, self.admission, budget)
+            # Only now: a body on its way keeps nobody from being served.
+            stack.enter_context(self.admission.slot())
             preparing = self.pipeline.prepare(body, tenant, request_id, arrival_unix_ns)
             presence = Presence(request.receive)
             try:
@@ -180,15 +181,6 @@ class ChatService:
             await asyncio.shield(task)
 
         return close
-
-    async def _read(self, request: Request) -> bytes:
-        try:
-            async with asyncio.timeout(self.body_timeout_s):
-                return await bodies.read_body(request.stream(), self.max_body_bytes)
-        except TimeoutError as error:
-            raise RequestTimeout("The body took too long to arrive") from error
-        except ClientDisconnect as error:
-            raise Cancelled("The client left") from error
 
 
 async def _whole(prepared: Prepared, generation: Generation, span: Span) -> Response:

@@ -6,7 +6,7 @@ import random
 import msgspec
 from fastapi.responses import Response
 
-from k3wire.errors import K3Error, Unauthorized
+from k3wire.errors import K3Error, RequestTimeout, Unauthorized
 
 DEFAULT_RETRY_AFTER_S = 1.0
 RETRY_JITTER_S = 1.0
@@ -32,6 +32,9 @@ def error_response(error: K3Error) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(wait_s + random.random() * RETRY_JITTER_S)))
     if error.http_status == 504:
         headers["x-should-retry"] = "false"
+    if error.code == RequestTimeout.code:
+        # The rest of the body may still come, and would be taken for the next request.
+        headers["connection"] = "close"
     if error.code == Unauthorized.code:
         headers["www-authenticate"] = "Bearer"
     return Response(

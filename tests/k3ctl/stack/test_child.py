@@ -18,6 +18,11 @@ STUBBORN = (
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
     "print('deaf', flush=True); signal.pause()"
 )
+HOPELESS = """
+import atexit, sys
+atexit.register(print, "12:00:00.000 INFO    child-0      stopped", file=sys.stderr)
+raise SystemExit("no such model")
+"""
 
 
 class Watched:
@@ -25,6 +30,7 @@ class Watched:
 
     def __init__(self, folder: Path, script: str, patience: Patience = QUICK) -> None:
         self._changed = asyncio.Event()
+        self.told: list[tuple[str, int, str]] = []
         self.child = Child(
             name="child-0",
             role="child",
@@ -32,8 +38,12 @@ class Watched:
             environment=dict(os.environ),
             log_path=folder / "child-0.log",
             on_change=self._changed.set,
+            on_trouble=self._hear_trouble,
             patience=patience,
         )
+
+    def _hear_trouble(self, child: Child) -> None:
+        self.told.append((child.phase, child.num_ends, child.why_it_ended()))
 
     async def until(self, phase: str, num_restarts: int = 0) -> None:
         async with asyncio.timeout(10):
@@ -62,6 +72,8 @@ async def test_a_killed_child_is_started_again(tmp_path: Path, group: asyncio.Ta
     os.kill(first, signal.SIGKILL)
     await watched.until("running", num_restarts=1)
     assert child.exit_code == -signal.SIGKILL
+    assert child.why_it_ended() == "killed by SIGKILL"
+    assert watched.told == []
     assert child.pid not in (0, first)
     assert is_running(child.pid)
     await child.stop(5)
@@ -84,7 +96,7 @@ async def test_a_child_that_refuses_its_settings_is_not_asked_again(
 async def test_a_child_that_cannot_run_is_given_up(
     tmp_path: Path, group: asyncio.TaskGroup
 ) -> None:
-    watched = Watched(tmp_path, "raise SystemExit('no such model')")
+    watched = Watched(tmp_path, HOPELESS)
     child = watched.child
     await child.start()
     keeper = group.create_task(child.keep_running())
@@ -93,6 +105,8 @@ async def test_a_child_that_cannot_run_is_given_up(
         await keeper
     assert child.exit_code == 1
     assert child.log_tail().count("no such model") == 4
+    why = "exit code 1, no such model"
+    assert watched.told == [("backing off", 3, why), ("crash loop", 4, why)]
     await child.stop(1)
     assert child.phase == "crash loop"
 

@@ -103,3 +103,13 @@ async def test_a_nursery_that_cannot_load_fails_the_start_and_says_where_to_look
         await fork(nursery, tmp_path, "never")
     assert "no_such_module" in (tmp_path / "nursery.log").read_text()
     await nursery.close()
+
+
+async def test_a_nursery_that_is_loading_still_is_closed_at_once(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("import signal\nsignal.pause()\n")
+    environment = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    nursery = Nursery(["endless"], environment, tmp_path / "nursery.log")
+    await nursery.open()
+    async with asyncio.timeout(5):
+        await nursery.close()
+    assert nursery.pid == 0

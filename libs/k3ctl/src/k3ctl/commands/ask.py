@@ -5,7 +5,6 @@ import asyncio
 import os
 import sys
 from typing import Any
-from unicodedata import category
 
 import aiohttp
 
@@ -13,6 +12,7 @@ from k3ctl.client import Answer, AskFailed, Client, question
 from k3ctl.stack.plan import API_KEY
 from k3ctl.stack.state import read_state, run_folder
 from k3ctl.subparsers import Subparsers
+from k3ctl.terminal import printable
 from k3ctl.waterfall import draw
 
 
@@ -73,27 +73,19 @@ async def show_stream(client: Client, body: dict[str, Any]) -> Answer:
                     start = "\n" if last else ""
                     print(f"{start}[{'thinking' if kind == 'reasoning' else 'answer'}] ", end="")
                     last = kind
-                print(harmless(text), end="", flush=True)
+                print(printable(text), end="", flush=True)
             case Answer():
                 print()
                 return piece
     raise AskFailed("the stream ended before the answer did")
 
 
-def harmless(text: str) -> str:
-    """Text that a terminal shows and does not obey: control characters become pictures of them."""
-    return "".join(
-        char if char in "\n\t" or category(char) != "Cc" else "\N{REPLACEMENT CHARACTER}"
-        for char in text
-    )
-
-
 def show(answer: Answer, *, has_shown_text: bool = False) -> None:
     """Prints an answer and its waterfall."""
     if not has_shown_text:
         if answer.reasoning:
-            print(f"[thinking] {harmless(answer.reasoning)}")
-        print(f"[answer] {harmless(answer.text)}")
+            print(f"[thinking] {printable(answer.reasoning)}")
+        print(f"[answer] {printable(answer.text)}")
     usage = answer.usage
     print(
         f"({answer.finish}; prompt {usage['prompt_tokens']} tokens, "

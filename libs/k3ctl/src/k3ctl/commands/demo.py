@@ -14,6 +14,7 @@ from k3ctl.checkpoints import NoCheckpoint, find_checkpoint
 from k3ctl.client import AskFailed, Client, question
 from k3ctl.commands.ask import show
 from k3ctl.commands.status import describe, listen
+from k3ctl.commands.up import supervise
 from k3ctl.demo_picture import draw_picture
 from k3ctl.stack.infrastructure import MissingProgram
 from k3ctl.stack.plan import StackPlan
@@ -35,7 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; 1 if any step fails."""
+    """Runs the command; 1 if any step fails, 130 if it was stopped."""
 
     def say(text: str) -> None:
         print(text, flush=True)
@@ -49,16 +50,19 @@ def run(args: argparse.Namespace) -> int:
                 settings=read_up_settings(os.environ),
                 environment=dict(os.environ),
             )
-            asyncio.run(_demo(plan, say))
+            if not asyncio.run(_demo(plan, say)):
+                return 130
     except (StackFailed, MissingProgram, NoCheckpoint, AskFailed) as error:
         print(f"k3: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _demo(plan: StackPlan, say: Any) -> None:
+async def _demo(plan: StackPlan, say: Any) -> bool:
+    """Runs the demonstration; False if a signal ended it early."""
     supervisor = Supervisor(plan, say)
-    ready: asyncio.Future[StackState] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[StackState] = loop.create_future()
 
     def on_ready(state: StackState) -> None:
         if not ready.done():
@@ -66,15 +70,20 @@ async def _demo(plan: StackPlan, say: Any) -> None:
 
     try:
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(supervisor.run(on_ready))
+            running = group.create_task(supervise(supervisor, on_ready))
             await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
-                try:
-                    await _ask(ready.result(), say)
-                finally:
-                    supervisor.stop()
+            if not ready.done():
+                return False
+            asking = group.create_task(_ask(ready.result(), say))
+            stopping = group.create_task(supervisor.wait_stopping())
+            try:
+                await asyncio.wait([asking, stopping], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                asking.cancel()
+                supervisor.stop()
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+    return not asking.cancelled()
 
 
 async def _ask(state: StackState, say: Any) -> None:

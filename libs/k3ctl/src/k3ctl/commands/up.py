@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def supervise(supervisor: Supervisor, on_ready: Callable[[StackState], None]) -> None:
-    """Runs a supervisor until a signal."""
+    """Runs a supervisor until a signal; a second one ends everything at once."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, supervisor.stop)
+        loop.add_signal_handler(number, supervisor.interrupt)
     await supervisor.run(on_ready)

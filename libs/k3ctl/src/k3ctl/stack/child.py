@@ -8,6 +8,8 @@ starting ──► running ──end──► backing off ──► running …
 import asyncio
 import contextlib
 import os
+import re
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,19 @@ from k3wire.lifeline import die_with_parent
 
 WRONG_SETTINGS = 2
 """Exit code of a worker that refuses its settings: it would refuse them again."""
+
+TROUBLE_ENDS = 3
+"""Ends within the window of patience from which a person is told."""
+
+LAST_WORDS_BYTES = 16_384
+MAX_ERROR_CHARS = 240
+_CALM = re.compile(
+    r"""^\s|^[\d:.]+\ (DEBUG|INFO|WARNING)\ |"level":"(DEBUG|INFO|WARNING)"
+    |\[(TRC|DBG|INF|WRN)\]|^[IW]\d{4}\ |^\d+:[A-Z]\ .*\ [.*-]\ """,
+    re.VERBOSE,
+)
+"""Lines that do not say why a process ended: a traceback's middle, and what is no error of ours,
+of NATS, of Mooncake and of Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,8 @@ class Child:
         environment: all of it.
         log_path: where its output goes, appended.
         on_change: called after each change of phase.
+        on_trouble: called when it keeps ending: once its ends within the window are
+            `TROUBLE_ENDS`, and when it stays down.
         launch: starts the process another way than by the command; None: by the command.
         patience: how it is started again.
         phase: where it is.
@@ -66,6 +83,7 @@ class Child:
     environment: Mapping[str, str]
     log_path: Path
     on_change: Callable[[], None]
+    on_trouble: Callable[["Child"], None] = lambda _: None
     launch: Callable[[], Awaitable[RunningProcess]] | None = None
     patience: Patience = field(default_factory=Patience)
     phase: Phase = "starting"
@@ -73,6 +91,7 @@ class Child:
     num_restarts: int = 0
     exit_code: int | None = None
     _ends_s: list[float] = field(default_factory=list[float])
+    _log_start: int = 0
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -80,6 +99,11 @@ class Child:
         """Process id, 0 while there is none."""
         process = self.process
         return process.pid if process is not None and process.returncode is None else 0
+
+    @property
+    def num_ends(self) -> int:
+        """How often it ended by itself of late, as of its last end."""
+        return len(self._ends_s)
 
     def _set(self, phase: Phase) -> None:
         self.phase = phase
@@ -91,6 +115,8 @@ class Child:
         Raises:
             OSError: the program cannot be run.
         """
+        with contextlib.suppress(OSError):
+            self._log_start = self.log_path.stat().st_size
         self.process = await (self.launch or self._execute)()
         self._set("running")
 
@@ -117,8 +143,11 @@ class Child:
             pause_s = None if self.exit_code == WRONG_SETTINGS else self._note_end()
             if pause_s is None:
                 self._set("crash loop")
+                self.on_trouble(self)
                 return
             self._set("backing off")
+            if self.num_ends == TROUBLE_ENDS:
+                self.on_trouble(self)
             try:
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
@@ -144,7 +173,8 @@ class Child:
         return min(pause_s, patience.last_backoff_s)
 
     def kill(self) -> None:
-        """Ends the process at once, without a chance to finish anything; safe when it is gone."""
+        """Ends the process at once and for good; safe when it is gone."""
+        self._stopping.set()
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
@@ -172,3 +202,22 @@ class Child:
         except OSError:
             return ""
         return "\n".join(f"  {line}" for line in lines[-num_lines:])
+
+    def why_it_ended(self) -> str:
+        """Says in one line how the process ended, with the last error in its log."""
+        code = self.exit_code or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        error = self._last_error()
+        return f"{how}, {error}" if error else how
+
+    def _last_error(self) -> str:
+        try:
+            with self.log_path.open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                # What an earlier process said is not what this one died of.
+                log.seek(max(self._log_start, end - LAST_WORDS_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        errors = (line for line in reversed(lines) if line.strip() and not _CALM.search(line))
+        return next(errors, "").strip()[:MAX_ERROR_CHARS]

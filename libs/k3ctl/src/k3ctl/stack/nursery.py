@@ -126,19 +126,24 @@ class Nursery:
     async def open(self) -> None:
         """Starts the process, which begins to load at once."""
         ours, theirs = socket.socketpair()
-        with theirs, self._log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "k3ctl.stack.nursery", str(theirs.fileno())),
-                *self._preload,
-                env=self._environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                preexec_fn=die_with_parent(os.getpid()),
-                start_new_session=True,
-            )
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            with theirs, self._log_path.open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "k3ctl.stack.nursery", str(theirs.fileno())),
+                    *self._preload,
+                    env=self._environment,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[theirs.fileno()],
+                    preexec_fn=die_with_parent(os.getpid()),
+                    start_new_session=True,
+                )
+            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            # A start that is given up here leaves no socket; `close` ends the process.
+            ours.close()
+            raise
         self._hearing = asyncio.get_running_loop().create_task(self._hear(reader, self._process))
 
     async def fork(self, module: str, environment: Mapping[str, str], log_path: Path) -> Forked:
@@ -171,9 +176,13 @@ class Nursery:
         return await answer
 
     async def close(self) -> None:
-        """Ends the process, whose workers have been stopped; safe twice."""
+        """Ends the process, whose workers have been stopped, whatever it does; safe twice."""
         if self._writer is not None:
             self._writer.close()
+        if self._process is not None and self._process.returncode is None:
+            # It may be loading still, and would read the end of its work only seconds later.
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
         if self._hearing is not None:
             await self._hearing
 

@@ -27,6 +27,7 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         supervisor_pid: who runs it.
+        supervisor_start_ticks: when that process began; its number alone may be another's later.
         folder: logs, traces, this file.
         is_ready: whether every worker was ready at least once.
         started_unix_s: when.
@@ -42,6 +43,7 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     supervisor_pid: int
+    supervisor_start_ticks: int
     folder: str
     is_ready: bool
     started_unix_s: float
@@ -78,16 +80,30 @@ def read_state(folder: Path) -> StackState | None:
         state = msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=StackState)
     except (OSError, msgspec.DecodeError):
         return None
-    return state if is_running(state.supervisor_pid) else None
+    is_same = start_ticks(state.supervisor_pid) == state.supervisor_start_ticks
+    return state if is_same and is_running(state.supervisor_pid) else None
 
 
 def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
+    return _stat(pid)[0] not in ("", "Z", "X")
+
+
+def start_ticks(pid: int) -> int:
+    """When a process began, in clock ticks after the system did; 0 if there is none."""
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """State and start time of a process; ("", "0") if there is none.
+
+    Source: proc_pid_stat(5), fields 3 and 22; the name before them may hold anything.
+    """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+        return "", "0"
+    return fields[0], fields[19]
 
 
 def family(pid: int) -> set[int]:

@@ -2,7 +2,7 @@
 
 Order of a start: NATS, Redis and Mooncake's master side by side, and beside them the nursery loads
 what the workers of the model share; then the store node and all workers side by side. Ready means that every worker said so in a heartbeat from the process that
-was started here. Order of an end: gateway, then the other workers, then the infrastructure. No
+was started here; a stop in between ends the start where it is. Order of an end: gateway, then the other workers, then the infrastructure. No
 child outlives the supervisor, even if it is killed.
 """
 
@@ -18,7 +18,8 @@ from k3ctl.stack import infrastructure as infra
 from k3ctl.stack.child import Child
 from k3ctl.stack.nursery import Nursery, NurseryEnded
 from k3ctl.stack.plan import SERVICES, TORCH_SERVICES, Endpoints, StackPlan
-from k3ctl.stack.state import ProcessState, StackState, is_running, write_state
+from k3ctl.stack.state import ProcessState, StackState, is_running, start_ticks, write_state
+from k3ctl.terminal import printable
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import Heartbeat
 from k3wire.service.directory import Directory
@@ -59,15 +60,24 @@ class Supervisor:
         self._directory = Directory()
         self._endpoints = Endpoints()
         self._nursery = _nursery(plan)
+        self._bus: NatsBus | None = None
         self.children: list[Child] = []
         self.gateway_url = ""
 
     def stop(self) -> None:
-        """Asks for an orderly end; asked a second time, ends everything at once."""
+        """Asks for an orderly end; safe twice."""
+        self._stop.set()
+
+    def interrupt(self) -> None:
+        """A person's wish to end: in order at first, and at once when it comes again."""
         if self._stop.is_set():
             for child in self.children:
                 child.kill()
-        self._stop.set()
+        self.stop()
+
+    async def wait_stopping(self) -> None:
+        """Waits until somebody asks for the end."""
+        await self._stop.wait()
 
     async def run(self, on_ready: Callable[[StackState], None]) -> None:
         """Starts everything, keeps it running until `stop`, ends everything.
@@ -88,34 +98,58 @@ class Supervisor:
 
     async def _run(self, group: asyncio.TaskGroup, on_ready: Callable[[StackState], None]) -> None:
         keepers: list[asyncio.Task[None]] = []
-        bus: NatsBus | None = None
         try:
-            if self._nursery is not None:
-                await self._nursery.open()
-            await self._start_infrastructure()
-            await self._start_workers()
-            keepers = [group.create_task(child.keep_running()) for child in self.children]
-            bus = await NatsBus.connect(self._endpoints.nats_url, "k3 up")
-            await self._directory.follow(bus)
-            if await self._wait_ready():
-                self._ready_after_s = time.time() - self._started_s
-                self._write()
-                on_ready(self.state())
-                await self._stop.wait()
+            if await self._unless_stopped(self._start()):
+                keepers = [group.create_task(child.keep_running()) for child in self.children]
+                if await self._unless_stopped(self._follow()) and await self._wait_ready():
+                    self._ready_after_s = time.time() - self._started_s
+                    self._write()
+                    on_ready(self.state())
+                    await self._stop.wait()
         finally:
-            if bus is not None:
-                await bus.close()
+            if self._bus is not None:
+                await self._bus.close()
             await self._end()
             if self._nursery is not None:
                 await self._nursery.close()
             for keeper in keepers:
                 keeper.cancel()
 
-    def _child(
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Does a part of the start; False if a stop came first, which cancels it."""
+        loop = asyncio.get_running_loop()
+        working, stopping = loop.create_task(work), loop.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not working.done():
+                working.cancel()
+                # What it was about to start is taken back before anything else is stopped.
+                await asyncio.wait((working,))
+        if self._stop.is_set():
+            # What else became of it no longer matters, but it has to be looked at.
+            _ = working.cancelled() or working.exception()
+            return False
+        working.result()
+        return True
+
+    async def _start(self) -> None:
+        if self._nursery is not None:
+            await self._nursery.open()
+        await self._start_infrastructure()
+        await self._start_workers()
+
+    async def _follow(self) -> None:
+        self._bus = await NatsBus.connect(self._endpoints.nats_url, "k3 up")
+        await self._directory.follow(self._bus)
+
+    def add_child(
         self, name: str, role: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> Child:
+        """Adds a process to the stack, not started yet; its output goes to a log of its name."""
         log = self._plan.folder / f"{name}.log"
-        child = Child(name, role, command, environment, log, self._write)
+        child = Child(name, role, command, environment, log, self._write, self._tell_trouble)
         self.children.append(child)
         return child
 
@@ -133,7 +167,7 @@ class Supervisor:
         }
         ports = {"nats": nats_port, "redis": redis_port, "mooncake": master_port}
         children = [
-            self._child(name, name, command, environment) for name, command in commands.items()
+            self.add_child(name, name, command, environment) for name, command in commands.items()
         ]
         for child in children:
             await child.start()
@@ -157,11 +191,11 @@ class Supervisor:
             self._endpoints.mooncake_master, infra.free_port(), self._plan.settings.segment_bytes
         )
         environment = infra.library_environment(self._plan.environment)
-        await self._child("mooncake-store", "mooncake-store", node, environment).start()
+        await self.add_child("mooncake-store", "mooncake-store", node, environment).start()
         environment = self._plan.worker_environment(self._endpoints)
         starts: list[Coroutine[Any, Any, None]] = []
         for name, role in self._plan.workers():
-            child = self._child(name, role, [sys.executable, "-m", f"k3_{role}"], environment)
+            child = self.add_child(name, role, [sys.executable, "-m", f"k3_{role}"], environment)
             if self._nursery is not None and role in TORCH_SERVICES:
                 child.launch = partial(
                     self._nursery.fork, f"k3_{role}", environment, child.log_path.resolve()
@@ -202,6 +236,16 @@ class Supervisor:
         if child.role == "gateway":
             self.gateway_url = beat.endpoint
 
+    def _tell_trouble(self, child: Child) -> None:
+        stays_down = child.phase == "crash loop"
+        if stays_down and not self._ready_after_s:
+            # The start fails with it, and says so.
+            return
+        times = f"{child.num_ends} times within a minute" if child.num_ends > 1 else "by itself"
+        what = "stays down" if stays_down else "is started again"
+        why = printable(child.why_it_ended())
+        self._say(f"{child.name} ended {times} and {what}: {why} ({child.log_path})")
+
     async def _end(self) -> None:
         self._say(
             f"stopping: running requests get up to {self._plan.grace_s:.0f} s; "
@@ -223,6 +267,7 @@ class Supervisor:
         plan = self._plan
         return StackState(
             supervisor_pid=os.getpid(),
+            supervisor_start_ticks=start_ticks(os.getpid()),
             folder=str(plan.folder.resolve()),
             is_ready=self._ready_after_s > 0,
             started_unix_s=self._started_s,

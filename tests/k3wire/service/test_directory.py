@@ -4,9 +4,12 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from k3wire import subjects
 from k3wire.bus.memory import MemoryBus
 from k3wire.messages.control import HEARTBEAT_STALE_S, Heartbeat
+from k3wire.service import directory as directory_module
 from k3wire.service.directory import Directory
 
 
@@ -101,3 +104,24 @@ async def test_waiting_ends_with_the_first_ready_worker_or_the_deadline() -> Non
     directory.take(beat(seq=2))
     async with asyncio.timeout(5):
         assert [found.worker_id for found in await waiting] == ["a"]
+
+
+async def test_whoever_watches_a_role_hears_of_its_losses_until_the_watch_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory, heard = Directory(), list[str]()
+    for worker_id, role in (("a", "decode"), ("b", "prefill"), ("c", "decode")):
+        directory.take(beat(worker_id, role=role))
+    with (
+        directory.watch("decode", lambda: heard.append("decode")),
+        monkeypatch.context() as later,
+    ):
+        with directory.watch("prefill", lambda: heard.append("ended")):
+            pass
+        later.setattr(directory_module, "HEARTBEAT_STALE_S", -1.0)
+        directory.sweep()
+    assert heard == ["decode", "decode"]
+    directory.take(beat("d"))
+    monkeypatch.setattr(directory_module, "HEARTBEAT_STALE_S", -1.0)
+    directory.sweep()
+    assert heard == ["decode", "decode"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from k3_gateway import generation as generation_module
 from k3_gateway.answer import Answer
 from k3_gateway.generation import CANCELLED_STAGES, MAX_ATTEMPTS, Fleet, Generation, Order
 from k3_gateway.inbox import TokenInbox
@@ -25,7 +26,6 @@ from k3wire.errors import (
     InternalError,
     InvalidRequest,
     K3Error,
-    NoResponders,
     Overloaded,
     ShuttingDown,
     SlowDown,
@@ -130,7 +130,12 @@ class Room:
     asked: list[PrefillRequest] = field(default_factory=list)
     cancels: list[tuple[str, int | None]] = field(default_factory=list)
 
-    async def open(self, workers: dict[str, list[Say]], route_wait_s: float = 5.0) -> Fleet:
+    async def open(
+        self,
+        workers: dict[str, list[Say]],
+        route_wait_s: float = 5.0,
+        decode_ids: tuple[str, ...] = ("d",),
+    ) -> Fleet:
         """Starts workers, each with what it says the first time, the second, and so on."""
         await self.bus.listen(subjects.tokens(GATEWAY), TokenFrame, self.inbox.on_frame)
         await self.pieces.serve(self.bus)
@@ -140,7 +145,8 @@ class Room:
             self.directory.take(beat("prefill", worker_id))
             subject = subjects.direct(subjects.PREFILL, worker_id)
             await self.bus.serve(subject, subjects.PREFILL, self.handler(worker_id, lines))
-        self.directory.take(beat("decode", "d"))
+        for worker_id in decode_ids:
+            self.directory.take(beat("decode", worker_id))
         return Fleet(
             GATEWAY, self.bus, self.directory, self.router, self.inbox, self.pieces, route_wait_s
         )  # fmt: skip
@@ -278,12 +284,19 @@ async def test_what_cannot_be_hidden_or_helped_is_not_tried_again(failure: Say) 
     room.check_empty("p")
 
 
-async def test_without_workers_the_wait_is_one_wait() -> None:
+@pytest.mark.parametrize("absent", [("prefill",), ("decode",), ("prefill", "decode")])
+async def test_without_workers_the_wait_is_one_wait_and_who_is_missing_is_named(
+    absent: tuple[str, ...],
+) -> None:
     room = Room()
-    fleet = await room.open({}, route_wait_s=0.01)
+    workers = {} if "prefill" in absent else {"p": [says("never")]}
+    decode_ids = () if "decode" in absent else ("d",)
+    fleet = await room.open(workers, route_wait_s=0.01, decode_ids=decode_ids)
     with pytest.raises(Overloaded) as found:
         await read(generation(fleet))
     assert found.value.retry_after_s
+    named = [role for role in ("prefill", "decode") if role in found.value.message]
+    assert tuple(named) == absent
     assert room.directory.num_waits == 2  # one for each role
     assert room.cancels == []
     room.check_empty()
@@ -363,11 +376,76 @@ async def test_a_gateway_that_must_go_tells_every_client_and_tries_nothing_again
     room.check_empty("p")
 
 
+async def test_the_ask_of_a_worker_that_is_lost_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It was delivered and is never answered; nothing but the loss may end it.
+    monkeypatch.setattr(generation_module, "ADMIT_TIMEOUT_S", 600.0)
+    room, end = Room(), asyncio.Event()
+
+    async def dies(request: PrefillRequest, headers: Headers) -> Admitted:
+        room.asked.append(request)
+        fleet.worker_left(beat("prefill", "p"))
+        await end.wait()
+        return Admitted(worker_id="p", epoch=1)
+
+    fleet = await room.open({"q": [says("hello")]})
+    room.directory.dead.add("p")
+    room.directory.take(beat("prefill", "p"))
+    await room.bus.serve(subjects.direct(subjects.PREFILL, "p"), subjects.PREFILL, dies)
+    fleet.router.note_sent("q", 10**6)
+    async with asyncio.timeout(5):
+        assert await read(generation(fleet)) == "hello"
+    end.set()
+    assert [request.attempt for request in room.asked] == [0, 1]
+    assert room.directory.suspected == ["p"]
+    fleet.router.note_ended("q", 10**6)
+    room.check_empty("p", "q")
+
+
+async def test_a_decode_worker_that_is_lost_before_the_first_token_is_replaced() -> None:
+    room = Room()
+
+    def waits(request: PrefillRequest) -> list[TokenDelta]:
+        # Prefill admits, and waits for a decode worker that is no more.
+        lost = request.decode_worker_id
+        room.directory.dead.add(lost)
+        asyncio.get_running_loop().call_soon(fleet.worker_left, beat("decode", lost))
+        return []
+
+    fleet = await room.open({"p": [waits, says("hello")]}, decode_ids=("d", "e"))
+    async with asyncio.timeout(5):
+        assert await read(generation(fleet)) == "hello"
+    first, second = (request.decode_worker_id for request in room.asked)
+    assert {first, second} == {"d", "e"}
+    assert room.directory.suspected == [first]
+    room.check_empty("p", "e")
+
+
+async def test_a_gateway_that_must_go_waits_for_no_answer_to_an_ask() -> None:
+    room, end = Room(), asyncio.Event()
+
+    async def is_slow(request: PrefillRequest, headers: Headers) -> Admitted:
+        room.asked.append(request)
+        fleet.end_all(ShuttingDown("going"))
+        await end.wait()
+        return Admitted(worker_id="p", epoch=1)
+
+    fleet = await room.open({})
+    room.directory.take(beat("prefill", "p"))
+    await room.bus.serve(subjects.direct(subjects.PREFILL, "p"), subjects.PREFILL, is_slow)
+    with pytest.raises(ShuttingDown):
+        await read(generation(fleet))
+    end.set()
+    assert len(room.asked) == 1
+    room.check_empty("p")
+
+
 async def test_a_decode_worker_that_falls_silent_ends_the_answer() -> None:
     room = Room()
     fleet = await room.open({"p": [says("hel", None)]})
     one = generation(fleet)
-    with pytest.raises(NoResponders):
+    with pytest.raises(WorkerLost):
         async with one:
             async for _ in one.events():
                 fleet.worker_left(beat("prefill", "p"))

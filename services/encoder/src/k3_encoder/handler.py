@@ -32,7 +32,7 @@ from k3wire.messages.base import BufferSpan, StageReport
 from k3wire.messages.control import Cancel, WorkerLoad
 from k3wire.messages.encode import EncodedItem, EncodeItem, EncodeReply, EncodeRequest
 from k3wire.messages.preprocess import PreprocessReply, PreprocessRequest
-from k3wire.service.patience import call_patiently
+from k3wire.service.patience import Peers, call_patiently
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -55,6 +55,7 @@ class EncoderParts:
         worker_id: of this process.
         fingerprint: of the checkpoint's weights.
         processor_version: of the image rules that this encoder expects.
+        preprocessors: the loss of one ends a wait for it.
     """
 
     bus: Bus
@@ -65,6 +66,7 @@ class EncoderParts:
     worker_id: str
     fingerprint: str
     processor_version: str
+    preprocessors: Peers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +323,12 @@ class EncoderHandler:
         subject = subjects.shared(subjects.PREPROCESS)
         try:
             return await call_patiently(
-                self.parts.bus, subject, subjects.PREPROCESS, call, request.deadline_unix_ns
+                self.parts.bus,
+                subject,
+                subjects.PREPROCESS,
+                call,
+                request.deadline_unix_ns,
+                self.parts.preprocessors,
             )
         except asyncio.CancelledError:
             # Nobody waits for this image any more; another request's call with this id, if one

@@ -24,6 +24,8 @@ from k3wire.blobs.redis_store import RedisBlobStore
 from k3wire.bus.base import Bus
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import WorkerLoad
+from k3wire.service.directory import Directory
+from k3wire.service.patience import Peers
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
 from k3wire.service.settings import settings_or_exit
 
@@ -79,6 +81,8 @@ async def run_worker(
         if store is not None:
             await store.register(Region(cache_room.memory.address, cache_room.memory.size_bytes))
         fingerprint = await asyncio.to_thread(checkpoint_fingerprint, checkpoint)
+        preprocessors = Peers(Directory(), "preprocessor")
+        await runtime.keep(await preprocessors.follow(bus))
         parts = EncoderParts(
             bus=bus,
             transfer=transfer,
@@ -88,6 +92,7 @@ async def run_worker(
             worker_id=runtime.worker_id,
             fingerprint=fingerprint,
             processor_version=read_processor_config(checkpoint).version,
+            preprocessors=preprocessors,
         )
         handlers.append(EncoderHandler(parts))
         tower.start()

@@ -21,7 +21,7 @@ from k3_gateway.routing import Router, prefix_digests
 from k3text.parsers.events import Event
 from k3wire import subjects
 from k3wire.bus.base import Bus
-from k3wire.errors import DeadlineExceeded, K3Error, NoResponders
+from k3wire.errors import DeadlineExceeded, K3Error, NoResponders, Overloaded, WorkerLost
 from k3wire.messages.base import Stage
 from k3wire.messages.control import Cancel, Heartbeat
 from k3wire.messages.prefill import PrefillRequest
@@ -42,8 +42,12 @@ logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 4
 """Tries in all, before the first token."""
 
-ADMIT_TIMEOUT_S = 5.0
-"""Longest wait for a prefill worker's admission; a living one answers within milliseconds."""
+ADMIT_TIMEOUT_S = 2.0
+"""Longest wait for a prefill worker's admission; a living one answers within milliseconds. For
+messages that were lost: a worker that is lost ends the wait as soon as it is missed."""
+
+ROUTE_RETRY_S = 2.0
+"""What a client is told to wait where no worker is there."""
 
 CANCELLED_STAGES: tuple[Stage, ...] = ("prefill", "decode", "encoder", "preprocessor")
 """Who hears that a client left; fetches are shared and bounded, and end by themselves."""
@@ -54,6 +58,8 @@ ATTEMPT_STAGES: tuple[Stage, ...] = ("prefill", "decode")
 SURELY_INLINE_BYTES = 8 * 1024
 """A prompt of text with fewer bytes of ids is sent inline without being measured: one with as
 many marks, five bytes each at most, as ids is still under the limit."""
+
+LOST_WORKER_TEXT = "A worker was lost while it answered; ask again"
 
 SILENCE: Final = "silence"
 """In place of a batch: nothing came for as long as the reader wanted to wait."""
@@ -129,6 +135,14 @@ class _Attempt:
     prefill: Heartbeat
     decode: Heartbeat
     stream: TokenStream
+    asking: asyncio.Timeout | None = None
+
+    def fail(self, error: K3Error) -> None:
+        """Ends it, though nothing may have been heard of it yet."""
+        self.stream.fail(error)
+        asking, self.asking = self.asking, None
+        if asking is not None:
+            asking.reschedule(0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -283,11 +297,19 @@ class Generation:
         )
         subject = subjects.direct(subjects.PREFILL, prefill.worker_id)
         admit_ns = min(order.deadline_unix_ns, time.time_ns() + int(ADMIT_TIMEOUT_S * 1e9))
+        attempt = self._attempt
         try:
-            await fleet.bus.call(subject, subjects.PREFILL, request, admit_ns)
+            # A time-out without a time: it ends when the attempt is given up.
+            async with asyncio.timeout(None) as attempt.asking:
+                await fleet.bus.call(subject, subjects.PREFILL, request, admit_ns)
         except DeadlineExceeded as error:
             raise NoResponders("A prefill worker did not answer") from error
-        return self._attempt
+        except TimeoutError:
+            # The stream tells why.
+            logger.debug("ask given up", extra={"request": order.request_id})
+        finally:
+            attempt.asking = None
+        return attempt
 
     async def _route(self) -> tuple[Heartbeat, Heartbeat]:
         loop = asyncio.get_running_loop()
@@ -295,12 +317,25 @@ class Generation:
         until_s = loop.time() + min(self.fleet.route_wait_s, left_s)
         prefills = await self.fleet.directory.wait_for("prefill", until_s)
         decodes = await self.fleet.directory.wait_for("decode", until_s)
+        missing = [
+            role for role, found in (("prefill", prefills), ("decode", decodes)) if not found
+        ]
+        if missing:
+            raise Overloaded(
+                f"No worker is ready for: {', '.join(missing)}; try again in a moment",
+                retry_after_s=ROUTE_RETRY_S,
+            )
         # Two checkpoints may be served at once while a fleet is being moved to a new one.
         served = {worker.model_fingerprint for worker in decodes}
+        fitting = [worker for worker in prefills if worker.model_fingerprint in served]
+        if not fitting:
+            raise Overloaded(
+                "The prefill workers serve another checkpoint than the decode workers; "
+                "try again in a moment",
+                retry_after_s=ROUTE_RETRY_S,
+            )
         prefill = self.fleet.router.choose_prefill(
-            [worker for worker in prefills if worker.model_fingerprint in served],
-            self.order.num_prompt_tokens,
-            self._digests,
+            fitting, self.order.num_prompt_tokens, self._digests
         )
         matching = [w for w in decodes if w.model_fingerprint == prefill.model_fingerprint]
         return prefill, self.fleet.router.choose_decode(matching)
@@ -318,16 +353,21 @@ class Generation:
         """Ends it with an error; it is not tried again."""
         self._must_end = True
         if self._attempt is not None:
-            self._attempt.stream.fail(error)
+            self._attempt.fail(error)
 
     def worker_left(self, beat: Heartbeat) -> None:
         """Hears that a worker fell silent; ends the attempt if it was one of ours."""
         attempt = self._attempt
         if attempt is None:
             return
-        holder = attempt.decode if self.answer.num_output_tokens else attempt.prefill
-        if beat.worker_id == holder.worker_id and beat.epoch == holder.epoch:
-            attempt.stream.fail(NoResponders("A worker was lost while it answered; ask again"))
+        if _is_same(beat, attempt.decode):
+            attempt.fail(WorkerLost(LOST_WORKER_TEXT))
+        elif _is_same(beat, attempt.prefill) and not self.answer.num_output_tokens:
+            attempt.fail(NoResponders(LOST_WORKER_TEXT))
+
+
+def _is_same(beat: Heartbeat, other: Heartbeat) -> bool:
+    return (beat.worker_id, beat.epoch) == (other.worker_id, other.epoch)
 
 
 def complete_sampling(

@@ -23,11 +23,11 @@ from k3wire import subjects
 from k3wire.blobs.base import BlobStore
 from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.bus.base import Bus
-from k3wire.errors import InvalidImageUrl, TierUnavailable
+from k3wire.errors import InvalidImageUrl, NoResponders, TierUnavailable
 from k3wire.messages.base import StageReport
 from k3wire.messages.fetch import MAX_URL_CHARS, ResolveRequest
 from k3wire.messages.media import ImageRef, ImageSlot
-from k3wire.service.patience import call_patiently
+from k3wire.service.patience import Peers, call_patiently
 from k3wire.service.pieces import PieceHolder
 
 MAX_AT_ONCE = 8
@@ -76,6 +76,7 @@ class ImageResolver:
         max_image_bytes: longest encoded image.
         ttl_s: how long L1 keeps a data URL's bytes.
         turns: where data URLs are decoded and hashed.
+        fetchers: the loss of one ends a wait for it.
     """
 
     bus: Bus
@@ -86,6 +87,7 @@ class ImageResolver:
     max_image_bytes: int
     ttl_s: float
     turns: Turns = field(default_factory=Turns)
+    fetchers: Peers | None = None
 
     @property
     def max_url_bytes(self) -> int:
@@ -128,9 +130,7 @@ class ImageResolver:
                     param=image.param,
                     deadline_unix_ns=until_ns,
                 )
-                subject = subjects.shared(subjects.RESOLVE)
-                reply = await call_patiently(self.bus, subject, subjects.RESOLVE, request, until_ns)
-                return reply.image, reply.report
+                return await self._ask_fetcher(request)
 
         try:
             found = await _gather([one(image) for image in images])
@@ -145,6 +145,19 @@ class ImageResolver:
         finally:
             for digest in held:
                 self.pieces.release(digest)
+
+    async def _ask_fetcher(self, request: ResolveRequest) -> tuple[ImageRef, StageReport]:
+        subject, until_ns = subjects.shared(subjects.RESOLVE), request.deadline_unix_ns
+        try:
+            reply = await call_patiently(
+                self.bus, subject, subjects.RESOLVE, request, until_ns, self.fetchers
+            )
+        except NoResponders as error:
+            raise NoResponders(
+                "No worker is ready for: fetcher; try again in a moment, or send the image as a "
+                "data URL"
+            ) from error
+        return reply.image, reply.report
 
     async def _take_data(
         self, image: ImageInput, held: list[bytes]

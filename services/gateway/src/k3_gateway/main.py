@@ -36,6 +36,7 @@ from k3wire.messages.control import Heartbeat, WorkerLoad
 from k3wire.messages.stream import TokenFrame
 from k3wire.service.collector import settle_memory
 from k3wire.service.directory import Directory
+from k3wire.service.patience import Peers
 from k3wire.service.pieces import PieceHolder
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
 from k3wire.service.settings import settings_or_exit
@@ -117,6 +118,7 @@ def _build_pipeline(
         max_image_bytes=settings.max_image_bytes,
         ttl_s=settings.image_ttl_s,
         turns=turns,
+        fetchers=Peers(fleet.directory, "fetcher"),
     )
     return Pipeline(
         model=model,

@@ -23,7 +23,7 @@ from k3wire.messages.base import PIECE_BYTES, BufferSpan, StageReport
 from k3wire.messages.control import Cancel
 from k3wire.messages.encode import EncodedItem, EncodeItem, EncodeReply, EncodeRequest
 from k3wire.messages.media import ImageSlot
-from k3wire.service.patience import call_patiently
+from k3wire.service.patience import Peers, call_patiently
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +73,19 @@ class EmbeddingDesk:
     """Asks encoders for embeddings and keeps the memory they deliver into."""
 
     def __init__(
-        self, bus: Bus, memory: HostMemory, session: str, embedding_format: EmbeddingFormat
+        self,
+        bus: Bus,
+        memory: HostMemory,
+        session: str,
+        embedding_format: EmbeddingFormat,
+        encoders: Peers | None = None,
     ) -> None:
-        """Takes over a memory that is registered with the data plane under `session`."""
+        """Takes over a memory that is registered with the data plane under `session`.
+
+        The loss of one of `encoders` ends a wait for it.
+        """
         self._bus = bus
+        self._encoders = encoders
         self._memory = memory
         self._session = session
         self._format = embedding_format
@@ -172,7 +181,7 @@ class EmbeddingDesk:
     async def _ask(self, request: EncodeRequest) -> EncodeReply:
         subject = subjects.shared(subjects.ENCODE)
         return await call_patiently(
-            self._bus, subject, subjects.ENCODE, request, request.deadline_unix_ns
+            self._bus, subject, subjects.ENCODE, request, request.deadline_unix_ns, self._encoders
         )
 
     def _destination(self, slot: ImageSlot, span: Span) -> BufferSpan:

@@ -28,6 +28,8 @@ from k3wire.bus.nats_bus import NatsBus
 from k3wire.errors import InternalError
 from k3wire.messages.control import WorkerLoad
 from k3wire.service.collector import settle_memory
+from k3wire.service.directory import Directory
+from k3wire.service.patience import Peers
 from k3wire.service.prompts import read_prompt
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
 
@@ -80,7 +82,9 @@ async def run_worker(
 
     async with ServiceRuntime("prefill", settings, bus, load=load) as runtime:
         await transfer.register(Region(parts.base_address, parts.size_bytes))
-        desk = await _open_desk(settings, bus, transfer, parts)
+        encoders = Peers(Directory(), "encoder")
+        await runtime.keep(await encoders.follow(bus))
+        desk = await _open_desk(settings, bus, transfer, parts, encoders)
         sender = FrameSender(FrameAssembler(runtime.worker_id, runtime.epoch), bus.publish)
 
         def on_failure(error: BaseException) -> None:
@@ -136,7 +140,11 @@ async def _serve(
 
 
 async def _open_desk(
-    settings: PrefillSettings, bus: Bus, transfer: TransferEngine, parts: EngineParts
+    settings: PrefillSettings,
+    bus: Bus,
+    transfer: TransferEngine,
+    parts: EngineParts,
+    encoders: Peers,
 ) -> EmbeddingDesk | None:
     """Registers memory for embeddings, where the engine reads any."""
     if not parts.embedding_row_bytes:
@@ -148,7 +156,7 @@ async def _open_desk(
         dtype=parts.embedding_dtype,
         weights_fingerprint=parts.weights_fingerprint,
     )
-    return EmbeddingDesk(bus, memory, transfer.session, embedding_format)
+    return EmbeddingDesk(bus, memory, transfer.session, embedding_format, encoders)
 
 
 def _model_engine(settings: PrefillSettings, sizes: EngineSizes) -> EngineParts:

@@ -23,6 +23,8 @@ from k3wire.blobs.redis_store import RedisBlobStore
 from k3wire.bus.base import Bus
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.messages.control import WorkerLoad
+from k3wire.service.directory import Directory
+from k3wire.service.patience import Peers
 from k3wire.service.runtime import ServiceRuntime, resident_bytes
 from k3wire.service.settings import SettingsError
 
@@ -76,12 +78,14 @@ async def run_service(
         Sandbox(config, _image_limits(settings), _sandbox_config(settings)) as sandbox,
         asyncio.TaskGroup() as group,
     ):
+        fetchers = Peers(Directory(), "fetcher")
+        await runtime.keep(await fetchers.follow(bus))
         handler = PreprocessHandler(
             Parts(
                 worker_id=runtime.worker_id,
                 config=config,
                 sandbox=sandbox,
-                source=ByteSource(bus, blobs),
+                source=ByteSource(bus, blobs, fetchers),
                 tier=tier,
                 delivery=Delivery(engine, windows, config),
             )

@@ -16,7 +16,7 @@ from k3wire.errors import BlobLost, TierUnavailable
 from k3wire.messages.base import BlobRef, StageReport
 from k3wire.messages.fetch import ReadRequest
 from k3wire.messages.media import ImageRef
-from k3wire.service.patience import call_patiently
+from k3wire.service.patience import Peers, call_patiently
 from k3wire.service.pieces import read_blob
 
 logger = logging.getLogger(__name__)
@@ -45,10 +45,12 @@ class ByteSource:
     Attributes:
         bus: to the fetcher and to holders.
         store: tier L1, None where there is none.
+        fetchers: the loss of one ends a wait for it.
     """
 
     bus: Bus
     store: BlobStore | None
+    fetchers: Peers | None = None
 
     async def read(self, request_id: str, image: ImageRef, deadline_unix_ns: int) -> FoundBytes:
         """Finds an image's bytes, the cheapest place first.
@@ -86,7 +88,9 @@ class ByteSource:
     ) -> FoundBytes:
         request = ReadRequest(request_id=request_id, image=image, deadline_unix_ns=deadline_unix_ns)
         subject = subjects.shared(subjects.READ)
-        reply = await call_patiently(self.bus, subject, subjects.READ, request, deadline_unix_ns)
+        reply = await call_patiently(
+            self.bus, subject, subjects.READ, request, deadline_unix_ns, self.fetchers
+        )
         if reply.blob.digest != image.content_key:
             raise BlobLost("The image's address now answers with other bytes")
         data = await read_blob(self.bus, self.store, reply.blob, deadline_unix_ns)

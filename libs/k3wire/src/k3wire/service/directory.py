@@ -7,8 +7,9 @@ itself (a long garbage collection, a crowded machine) does not take its own sile
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from k3wire import subjects
@@ -28,6 +29,12 @@ class _Entry:
     heard_s: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watch:
+    role: Stage
+    tell: Callable[[], None]
+
+
 @dataclass(slots=True)
 class Directory:
     """The table; times are the event loop's.
@@ -41,12 +48,14 @@ class Directory:
     _entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
     _suspects: dict[str, float] = field(default_factory=dict[str, float])
     _change: asyncio.Event = field(default_factory=asyncio.Event)
+    _watches: "set[_Watch]" = field(default_factory=set["_Watch"])
     _timer: asyncio.TimerHandle | None = None
     _due_s: float = float("inf")
 
-    async def follow(self, bus: Bus) -> Subscription:
-        """Begins to listen, and to sweep ten times a second."""
-        inner = await bus.listen(subjects.heartbeats(), Heartbeat, self.take)
+    async def follow(self, bus: Bus, role: Stage | None = None) -> Subscription:
+        """Begins to listen to one role or to all, and to sweep ten times a second."""
+        subject = subjects.heartbeat(role, "*") if role else subjects.heartbeats()
+        inner = await bus.listen(subject, Heartbeat, self.take)
         self._tick()
         return _Following(self, inner)
 
@@ -97,6 +106,19 @@ class Directory:
                 del self._entries[worker_id]
                 if self.on_departure is not None:
                     self.on_departure(entry.beat)
+                for watch in list(self._watches):
+                    if watch.role == entry.beat.role:
+                        watch.tell()
+
+    @contextlib.contextmanager
+    def watch(self, role: Stage, tell: Callable[[], None]) -> Generator[None, None, None]:
+        """Tells, within the block, of each worker of a role that leaves; `tell` must not block."""
+        watch = _Watch(role, tell)
+        self._watches.add(watch)
+        try:
+            yield
+        finally:
+            self._watches.discard(watch)
 
     def ready(self, role: Stage) -> list[Heartbeat]:
         """Workers of a role that can be given work now, in order of their ids."""

@@ -103,4 +103,6 @@ class Pace:
     def end(self) -> None:
         """Gives no more time."""
         self._end_s = 0.0
-        self._timeout.reschedule(0.0)
+        # It may have ended by itself in the same turn of the loop.
+        if not self._timeout.expired():
+            self._timeout.reschedule(0.0)

@@ -1,5 +1,6 @@
 """Reserves everything that running a sequence takes, or nothing."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from k3core.cache.evictor import Evictor
@@ -31,6 +32,22 @@ class Admission:
     checkpoint: Checkpoint | None
     borrowed: list[HostEntry] = field(default_factory=list[HostEntry])
     is_resumed: bool = False
+
+    def unreadable(self, hosts: Container[int]) -> list[HostEntry]:
+        """What it borrowed from bytes of host memory that cannot be read, and all behind that.
+
+        Rows behind a hole are of no use to anyone until the hole is computed again; a state is
+        lost with the rows before it.
+
+        Args:
+            hosts: names of the bytes (`HostEntry.host`).
+        """
+        units, state = self.match.host_units, self.match.host_state
+        first = next((i for i, entry in enumerate(units) if entry.host in hosts), len(units))
+        lost = list(units[first:])
+        if state is not None and (lost or state.host in hosts):
+            lost.append(state)
+        return lost
 
 
 class Admitter:

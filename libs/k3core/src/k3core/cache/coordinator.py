@@ -154,11 +154,9 @@ class PrefixCache:
     def uncount(self, admission: Admission) -> None:
         """A counted admission came to nothing, because what it borrowed could not be read.
 
-        It will be looked up and counted anew; what it borrowed is not offered again.
+        It will be looked up and counted anew.
         """
         match, stats = admission.match, self.stats
-        if self.tier is not None:
-            self.tier.lose([*match.host_units, *((match.host_state,) if match.host_state else ())])
         if admission.is_resumed:
             return
         stats.queries -= 1

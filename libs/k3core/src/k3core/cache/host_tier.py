@@ -117,7 +117,8 @@ class HostTier:
     def lose(self, entries: list[HostEntry]) -> None:
         """Entries turned out to be unreadable: they are not offered again."""
         for entry in entries:
-            if (entry.kind, entry.digest) in self._order:
+            # Another may have been put in its place meanwhile.
+            if self._order.get((entry.kind, entry.digest)) is entry:
                 self._drop(entry)
 
     def clear(self) -> None:

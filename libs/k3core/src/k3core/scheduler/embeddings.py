@@ -1,8 +1,9 @@
 """Which pictures' embeddings are held, and which may be forgotten when others need the room.
 
 Held by content: two requests with one picture share its rows. A reference is one occurrence in
-one running request, taken when a step that covers it is planned: a picture that comes twice stays
-for both places if one step covers them, and may give way, to be made again, between two steps.
+one running request, taken when a step that covers it is planned. A picture that a running request
+will come to again is awaited: between the two steps it gives way after all others, and only to a
+request that cannot be asked to wait for its last place.
 What must always hold: used + free = capacity; what a planned step needs is never dropped.
 """
 
@@ -32,6 +33,8 @@ class EmbeddingCache:
         self._held: dict[bytes, _Held] = {}
         # Held without a reference, oldest first.
         self._idle: OrderedDict[bytes, None] = OrderedDict()
+        # By how many running requests; few, so what is idle of them is summed when asked for.
+        self._awaited: dict[bytes, int] = {}
         self._dropped: list[bytes] = []
         self.num_idle_tokens = 0
 
@@ -40,22 +43,43 @@ class EmbeddingCache:
         """Tokens that are not taken."""
         return self.capacity - self.used
 
-    def is_idle(self, key: bytes) -> bool:
-        """Whether a held picture has no reference."""
-        return key in self._idle
-
     def holds(self, key: bytes, count: int) -> bool:
         """Whether exactly this picture is held; another size under one key is another picture."""
         held = self._held.get(key)
         return held is not None and held.count == count
 
-    def can_acquire(self, key: bytes, count: int) -> bool:
-        """Whether `acquire` would succeed."""
+    def is_spare(self, key: bytes, takes_awaited: bool) -> bool:
+        """Whether a held picture may be dropped for another: see `room`."""
+        return key in self._idle and (takes_awaited or key not in self._awaited)
+
+    def room(self, takes_awaited: bool) -> int:
+        """Tokens that are free or can be freed.
+
+        Args:
+            takes_awaited: awaited pictures may be dropped too.
+        """
+        room = self.free + self.num_idle_tokens
+        if not takes_awaited:
+            room -= sum(self._held[key].count for key in self._awaited if key in self._idle)
+        return room
+
+    def await_again(self, key: bytes) -> None:
+        """A running request will come to this picture again."""
+        self._awaited[key] = self._awaited.get(key, 0) + 1
+
+    def give_up(self, key: bytes) -> None:
+        """Undo one `await_again`."""
+        self._awaited[key] -= 1
+        if not self._awaited[key]:
+            del self._awaited[key]
+
+    def can_acquire(self, key: bytes, count: int, takes_awaited: bool = True) -> bool:
+        """Whether `acquire` would succeed, without dropping an awaited picture unless allowed."""
         if self.holds(key, count):
             return True
         if key in self._held and key not in self._idle:
             return False
-        return count <= self.free + self.num_idle_tokens
+        return count <= self.room(takes_awaited)
 
     def acquire(self, key: bytes, count: int) -> bool:
         """Refer to a picture, dropping unreferenced ones if it needs room.
@@ -74,7 +98,8 @@ class EmbeddingCache:
         if key in self._held:
             self._drop(key)
         while count > self.free:
-            self._drop(next(iter(self._idle)))
+            spare = (each for each in self._idle if each not in self._awaited)
+            self._drop(next(spare, None) or next(iter(self._idle)))
         self._held[key] = _Held(count, 1)
         self.used += count
         # Dropped and wanted again within one step: the worker is told nothing of it.

@@ -32,6 +32,7 @@ class Entry:
         usage: set at first admission, never changed.
         ready_images: indices whose embeddings have arrived, if the scheduler waits for them.
         acquired_images: indices that hold a reference in the embedding cache.
+        awaited_images: keys of pictures that were passed and come again.
         jobs: transfers that read or write its pages.
         is_released: ends when the last job does.
         first_token: sampled from the prompt, -1 for none.
@@ -47,6 +48,7 @@ class Entry:
     usage: Usage | None = None
     ready_images: set[int] = field(default_factory=set[int])
     acquired_images: set[int] = field(default_factory=set[int])
+    awaited_images: set[bytes] = field(default_factory=set[bytes])
     jobs: set[str] = field(default_factory=set[str])
     is_released: bool = False
     first_token: int = -1

@@ -16,6 +16,9 @@ class Pictures:
     def __init__(self, embeddings: EmbeddingCache | None, waits: bool) -> None:
         self._embeddings = embeddings
         self._waits = waits
+        # Requests that will come to a picture again, the first to say so first. That one alone
+        # may drop awaited pictures: so it always goes on, and the others after it.
+        self._awaiting: list[Entry] = []
 
     def drain_dropped(self) -> tuple[bytes, ...]:
         """Keys whose embeddings may be forgotten, since the last call."""
@@ -33,7 +36,8 @@ class Pictures:
             if self._waits and index not in entry.ready_images:
                 return max(start, image.offset)
             if self._embeddings is not None and index not in entry.acquired_images:
-                if not self._embeddings.can_acquire(image.key, image.count):
+                takes = self._takes_awaited(entry)
+                if not self._embeddings.can_acquire(image.key, image.count, takes):
                     return max(start, image.offset)
                 # Acquired one after the other, so that each sees the room the others left.
                 return self._limit_from(entry, index, end)
@@ -61,19 +65,45 @@ class Pictures:
         return missing
 
     def release(self, entry: Entry, computed: int) -> None:
-        """Let go of the pictures that end before `computed` tokens."""
-        if self._embeddings is None:
+        """Let go of the pictures that end before `computed` tokens, for good or for a while."""
+        embeddings, images = self._embeddings, entry.request.images
+        if embeddings is None:
             return
-        for index in sorted(entry.acquired_images):
-            image = entry.request.images[index]
-            if image.offset + image.count <= computed:
-                self._embeddings.release(image.key)
-                entry.acquired_images.remove(index)
+        past = [
+            index
+            for index in sorted(entry.acquired_images)
+            if images[index].offset + images[index].count <= computed
+        ]
+        if not past and not entry.awaited_images:
+            return
+        to_come = {image.key for image in images if image.offset + image.count > computed}
+        for index in past:
+            key = images[index].key
+            embeddings.release(key)
+            entry.acquired_images.remove(index)
+            if key in to_come and key not in entry.awaited_images:
+                entry.awaited_images.add(key)
+                embeddings.await_again(key)
+        for key in sorted(entry.awaited_images - to_come):
+            entry.awaited_images.remove(key)
+            embeddings.give_up(key)
+        self._note_awaiting(entry)
+
+    def _note_awaiting(self, entry: Entry) -> None:
+        is_known = entry in self._awaiting
+        if entry.awaited_images and not is_known:
+            self._awaiting.append(entry)
+        elif is_known and not entry.awaited_images:
+            self._awaiting.remove(entry)
+
+    def _takes_awaited(self, entry: Entry) -> bool:
+        return not self._awaiting or self._awaiting[0] is entry
 
     def _limit_from(self, entry: Entry, first: int, end: int) -> int:
         embeddings = self._embeddings
         assert embeddings is not None
-        room = embeddings.free + embeddings.num_idle_tokens
+        takes = self._takes_awaited(entry)
+        room = embeddings.room(takes)
         counted: set[bytes] = set()
         for index in range(first, len(entry.request.images)):
             image = entry.request.images[index]
@@ -85,7 +115,7 @@ class Pictures:
                 continue
             counted.add(image.key)
             if embeddings.holds(image.key, image.count):
-                room -= image.count if embeddings.is_idle(image.key) else 0
+                room -= image.count if embeddings.is_spare(image.key, takes) else 0
             else:
                 room -= image.count
             if room < 0:

@@ -229,7 +229,7 @@ class Scheduler:
         self.cache.fence.close_step(plan.step)
         return events
 
-    def fail(self, plan: StepPlan, is_load_lost: bool = False) -> None:
+    def fail(self, plan: StepPlan, unreadable: Container[int] = ()) -> None:
         """Undo a step that did not run to its end: nothing is sealed, its rows start over.
 
         Live states may be half written, so every row is preempted and computed again from the
@@ -237,16 +237,15 @@ class Scheduler:
 
         Args:
             plan: the oldest in flight.
-            is_load_lost: its copies from host memory could not be made: what they wanted is
-                forgotten, and the requests that wanted it are counted by what they find next.
+            unreadable: bytes of host memory (`HostCopy.host`) of which its copies could not be
+                made: they are not offered again, nor what lies behind them, and the requests
+                that wanted them are counted by what they find next.
         """
-        for admission in self._admissions.pop(plan.step) if is_load_lost else ():
-            entry = self._books.entries.get(admission.sequence.key)
-            if admission.borrowed and entry is not None:
-                self.cache.uncount(admission)
-                if not admission.is_resumed:
-                    entry.usage = None
-        self._admissions.pop(plan.step, None)
+        for admission in self._admissions.pop(plan.step):
+            lost = admission.unreadable(unreadable)
+            if lost and self.cache.tier is not None:
+                self.cache.tier.lose(lost)
+                self._count_anew(admission)
         for row in plan.rows:
             entry = self._flying.pop((plan.step, row.request_id))
             cancel_exports(self.cache, entry)
@@ -254,6 +253,15 @@ class Scheduler:
             if entry.status is Status.RUNNING:
                 self._books.take_off(entry, may_donate=False)
         self.cache.fence.close_step(plan.step)
+
+    def _count_anew(self, admission: Admission) -> None:
+        """Undo the counts of an admission that came to nothing, unless its request is gone."""
+        entry = self._books.entries.get(admission.sequence.key)
+        if entry is None or entry.sequence is not admission.sequence:
+            return
+        self.cache.uncount(admission)
+        if not admission.is_resumed:
+            entry.usage = None
 
     # --- roles ---------------------------------------------------------------------------
 

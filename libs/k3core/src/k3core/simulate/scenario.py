@@ -87,6 +87,8 @@ class ScenarioRunner:
         self.lookups: dict[str, dict[str, Json]] = {}
         self.failures: list[str] = []
         self.is_next_load_lost = False
+        # Names of remote bytes that no load can read.
+        self.unreadable: set[int] = set()
         self.is_reset_accepted: bool | None = None
         # Pictures that the worker was told to forget, in order.
         self.dropped_images: list[str | int] = []
@@ -162,9 +164,11 @@ class ScenarioRunner:
     def end_step(self) -> None:
         """Execute and commit the oldest step in flight."""
         plan = self.flying.popleft()
-        if plan.loads and self.is_next_load_lost:
+        wanted = {load.host for load in plan.loads}
+        lacking = wanted if self.is_next_load_lost else wanted & self.unreadable
+        if lacking:
             self.is_next_load_lost = False
-            self.scheduler.fail(plan, is_load_lost=True)
+            self.scheduler.fail(plan, lacking)
             self.check()
             return
         for event in self.scheduler.commit(plan, self.device.run(plan)):

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from k3core.cache.host_tier import HostEntry
 from k3core.cache.path_pin import pin_path, unpin_path
 from k3core.cache.sequence import Sequence
 from k3core.cache.spec import CacheError
@@ -194,7 +195,10 @@ def _lookup(runner: ScenarioRunner, step: Step) -> None:
 
 def _remote(runner: ScenarioRunner, step: Step) -> None:
     options = keys_known(step.value, {"put", "lose", "fail_next_load", "ack"}, "remote")
-    if options.get("fail_next_load"):
+    if isinstance(options.get("fail_next_load"), dict):
+        found = _remote_entries(runner, options["fail_next_load"], "remote fail_next_load")
+        runner.unreadable |= {entry.host for entry in found}
+    elif options.get("fail_next_load"):
         runner.is_next_load_lost = True
     if "put" in options:
         _remote_put(runner, options["put"])
@@ -243,12 +247,21 @@ def _remote_lose(runner: ScenarioRunner, value: Json) -> None:
     """
     tier = runner.cache.tier
     assert tier is not None
-    digests, first, last, position = _remote_range(runner, value, "remote lose")
+    tier.lose(_remote_entries(runner, value, "remote lose"))
+
+
+def _remote_entries(runner: ScenarioRunner, value: Json, where: str) -> list[HostEntry]:
+    """Objects of a path in the remote tier: all, those in a range of rows, or one state."""
+    tier = runner.cache.tier
+    assert tier is not None
+    digests, first, last, position = _remote_range(runner, value, where)
     unit = runner.case.cache.unit_tokens
+    found: list[HostEntry] = []
     for place in range(first, min(last, len(digests))):
         tables = (tier.units, tier.states) if position is None else (tier.states,)
         if position in (None, (place + 1) * unit):
-            tier.lose([table[digests[place]] for table in tables if digests[place] in table])
+            found += [table[digests[place]] for table in tables if digests[place] in table]
+    return found
 
 
 def _transfer(runner: ScenarioRunner, step: Step) -> None:

@@ -3,10 +3,11 @@
 import argparse
 import asyncio
 import json
+import math
 import sys
 from pathlib import Path
 
-from loadtest import metrics, record, runner, scenario
+from loadtest import metrics, record, runner, scenario, target
 
 
 def main() -> int:
@@ -21,14 +22,16 @@ def main() -> int:
     try:
         plan = scenario.load_scenario(arguments.scenario)
         records = asyncio.run(runner.play(plan, arguments.url, arguments.api_key))
-    except (scenario.ScenarioError, OSError) as error:
+    except (scenario.ScenarioError, target.TargetError, OSError) as error:
         sys.stderr.write(f"k3-load: {error}\n")
         return 2
     if arguments.records:
         record.write_records(arguments.records, records)
     figures = metrics.summarise(records, plan)
     if arguments.json:
-        sys.stdout.write(json.dumps(figures) + "\n")
+        # JSON has no word for what there were no samples of.
+        known = {name: None if math.isnan(value) else value for name, value in figures.items()}
+        sys.stdout.write(json.dumps(known) + "\n")
     else:
         sys.stdout.write(f"{plan.name}: seed {plan.seed}, {plan.rate_rps:g} requests/s\n")
         for name, value in figures.items():

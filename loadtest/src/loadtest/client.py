@@ -28,8 +28,11 @@ async def send(
             else:
                 _note_usage(record, await response.json())
                 record.chunk_ns.append(time.monotonic_ns())
-    except (TimeoutError, aiohttp.ClientError, json.JSONDecodeError) as error:
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
         record.error = type(error).__name__
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # What a server sends need not have the shape that it should.
+        record.error = f"malformed answer: {type(error).__name__}"
     record.end_ns = time.monotonic_ns()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import aiohttp
 
-from loadtest import arrivals, client, workload
+from loadtest import arrivals, client, target, workload
 from loadtest.record import Record
 from loadtest.scenario import Scenario, ScenarioError
 
@@ -34,14 +34,14 @@ def send_times(scenario: Scenario) -> Iterator[float]:
             raise ScenarioError("arrivals must be constant, poisson or burst")
 
 
-async def first_model(session: aiohttp.ClientSession, url: str) -> str:
-    """Asks the server what it serves."""
-    async with session.get(f"{url}/v1/models") as response:
-        return str((await response.json())["data"][0]["id"])
-
-
 async def play(scenario: Scenario, url: str, api_key: str = "") -> list[Record]:
-    """Sends all requests of a scenario and waits for every answer."""
+    """Sends all requests of a scenario and waits for every answer.
+
+    Raises:
+        ScenarioError: unknown kind of arrivals.
+        TargetError: the server cannot be played against.
+    """
+    url = target.base_url(url)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=MAX_TIME_S)
@@ -50,7 +50,7 @@ async def play(scenario: Scenario, url: str, api_key: str = "") -> list[Record]:
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, headers=headers
     ) as session:
-        bodies = workload.bodies(scenario, await first_model(session, url))
+        bodies = workload.bodies(scenario, await target.first_model(session, url))
         start_ns = time.monotonic_ns()
         async with asyncio.TaskGroup() as group:
             for index, due_s in enumerate(send_times(scenario)):

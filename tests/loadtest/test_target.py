@@ -14,7 +14,9 @@ from loadtest.target import TargetError, base_url
 
 MODELS = b'{"object": "list", "data": [{"id": "m"}]}'
 ANSWER = b'{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
-SCENARIO = 'arrivals = "constant"\nrate_rps = 20.0\nduration_s = 0.1\nwarmup_s = 0.0\nis_stream = false\n'
+SCENARIO = (
+    'arrivals = "constant"\nrate_rps = 20.0\nduration_s = 0.1\nwarmup_s = 0.0\nis_stream = false\n'
+)
 
 
 @asynccontextmanager

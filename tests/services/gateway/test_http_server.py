@@ -93,6 +93,29 @@ async def test_a_head_that_never_ends_is_hung_up_on(
         assert await reader.read() == b""
 
 
+async def test_a_body_that_goes_on_after_its_answer_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BoundedHttp, "rest_timeout_s", 0.05)
+    async with serving() as (reader, writer):
+        # Refused by its path, before its body is here; a byte now and then keeps it alive no more.
+        writer.write(head(1, 1000).replace(b"POST /", b"POST /nowhere"))
+        found = await reader.readuntil(b"\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 404 ")
+        ending = asyncio.get_running_loop().create_task(reader.read())
+        while not ending.done():
+            writer.write(b"b")
+            await asyncio.wait([ending], timeout=0.01)
+
+
+async def test_the_rest_of_a_refused_body_may_be_followed_by_another_request() -> None:
+    async with serving() as (reader, writer):
+        writer.write(head(1, 3).replace(b"POST /", b"POST /nowhere"))
+        assert b" 404 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"bbb" + head(1, 2) + b"bb")
+        assert b"HTTP/1.1 200 " in await reader.readuntil(b"\r\n\r\n")
+
+
 class Wire:
     """A transport that notes its calls."""
 

@@ -6,6 +6,8 @@ import gc
 import weakref
 
 import pytest
+from support.chat_gateway import chat_body, chat_gateway
+from support.raw_png import SIGNATURE, chunk, header
 
 from k3_gateway.chat_request.messages import ImageInput
 from k3_gateway.images import ImageResolver
@@ -46,6 +48,21 @@ async def test_a_url_that_no_fetcher_would_take_is_refused_before_it_is_sent() -
         async with resolver.resolve([image], "r", "", FAR_NS):
             pass
     assert refused.value.param == "images[0]"
+
+
+async def test_a_data_url_is_the_gateways_work_and_no_fetchers() -> None:
+    data = SIGNATURE + header(1, 1, 8, 2) + chunk(b"IDAT", b"x")
+    parts = [{"type": "image_url", "image_url": {"url": data_url(data)}}]
+    async with asyncio.timeout(10), chat_gateway() as gateway:
+        answers = [await gateway.post(chat_body(parts)) for _ in range(2)]
+        held_bytes = gateway.pieces.size_bytes
+    rows = [
+        [(line["stage"], line["tier"], line["outcome"]) for line in lines]
+        for lines in (answer["usage"]["k3_ttft_ledger"]["lines"] for _, answer in answers)
+    ]
+    own = ("gateway", "none", "miss")
+    assert rows == [[own, ("gateway", "L1", "miss")], [own, ("gateway", "L1", "hit")]]
+    assert held_bytes == 0
 
 
 @pytest.mark.parametrize("num_images", [1, 3, 20])

@@ -179,7 +179,8 @@ class ImageResolver:
             holder=self.pieces.subject,
         )
         report = StageReport(
-            stage="fetcher",
+            # No fetcher was asked: this is the gateway's own work, though the tier is theirs.
+            stage="gateway",
             tier="L1",
             outcome=outcome,
             worker_id=self.worker_id,

@@ -91,7 +91,7 @@ async def serve(settings: GatewaySettings) -> None:
         missing = [stage for stage in NEEDED_STAGES if not directory.ready(stage)]
         return f"no worker is ready for: {', '.join(missing)}" if missing else ""
 
-    directory.on_departure = on_departure
+    directory.on_departure, directory.own_id = on_departure, runtime.worker_id
     chat = _build_chat(settings, runtime, _build_pipeline(settings, model, fleet, store), admission)
     async with runtime:
         await runtime.keep(await directory.follow(bus))

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from k3wire import subjects
 from k3wire.bus.memory import MemoryBus
 from k3wire.messages.control import HEARTBEAT_STALE_S, Heartbeat
 from k3wire.service import directory as directory_module
-from k3wire.service.directory import Directory
+from k3wire.service.directory import BUS_PATIENCE_S, Directory
 
 
 def beat(worker_id: str = "a", epoch: int = 1, seq: int = 1, **fields: Any) -> Heartbeat:
@@ -125,3 +126,28 @@ async def test_whoever_watches_a_role_hears_of_its_losses_until_the_watch_ends(
     monkeypatch.setattr(directory_module, "HEARTBEAT_STALE_S", -1.0)
     directory.sweep()
     assert heard == ["decode", "decode"]
+
+
+def test_the_buss_silence_is_not_taken_for_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=100.0, time=time.time, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(directory_module, "time", clock)
+    left: list[str] = []
+    directory = Directory(on_departure=lambda last: left.append(last.worker_id), own_id="own")
+
+    def pass_s(seconds: float, *beating: str) -> None:
+        for _ in range(round(10 * seconds)):
+            clock.now_s += 0.1
+            for worker_id in beating:
+                directory.take(beat(worker_id, seq=round(10 * clock.now_s)))
+            directory.sweep()
+
+    pass_s(0.3, "own", "a", "b")
+    pass_s(5.0)
+    assert (left, names(directory)) == ([], ["a", "b", "own"])
+    pass_s(0.2, "own")
+    assert left == [], "their beats may still be on their way"
+    pass_s(1.3, "own", "a")
+    assert left == ["b"]
+    # A bus that stays away is given up, and everybody with it.
+    pass_s(BUS_PATIENCE_S + 0.5)
+    assert sorted(left) == ["a", "b", "own"]

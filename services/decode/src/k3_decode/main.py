@@ -129,7 +129,8 @@ async def _serve(runtime: ServiceRuntime, bus: Bus, handler: DecodeHandler) -> N
         commit,
         max_concurrency=MAX_CONCURRENCY,
     )
-    following = await Directory(on_departure=handler.worker_left).follow(bus)
+    directory = Directory(on_departure=handler.worker_left, own_id=runtime.worker_id)
+    following = await directory.follow(bus)
     await runtime.listen_cancel(handler.cancel)
     runtime.on_drain(handler.drain)
     runtime.on_drain(commits.drain)

@@ -3,7 +3,8 @@
 A worker is in the table from its first beat until it says that it stops or is not heard of for
 `HEARTBEAT_STALE_S`. A beat of an older epoch or with an older number is ignored. A worker that a
 caller found dead is left out until it beats again from a later moment. A reader that stood still
-itself (a long garbage collection, a crowded machine) does not take its own silence for theirs.
+itself (a long garbage collection, a crowded machine) does not take its own silence for theirs; nor
+does one that beats, and misses its own beats too, take the bus's.
 """
 
 import asyncio
@@ -21,6 +22,13 @@ MAX_DEPARTED = 1024
 TICK_S = 0.1
 MAX_STALL_S = 0.25
 """A tick that comes later than this was held up by us: beats wait unread for as long."""
+
+QUIET_S = 0.5
+"""Our own beats come back within this while the bus works."""
+
+BUS_PATIENCE_S = 15.0
+"""How long a bus that is away is waited for before everybody counts as lost: about as long as its
+client takes to see it, and to find it again."""
 
 
 @dataclass(slots=True)
@@ -42,9 +50,12 @@ class Directory:
     Attributes:
         on_departure: called with the worker's last beat when one leaves or falls silent; set by
             whoever cares.
+        own_id: of the worker that reads the table, whose beats tell whether the bus works; "" for
+            a reader that does not beat, which trusts the bus.
     """
 
     on_departure: Callable[[Heartbeat], None] | None = None
+    own_id: str = ""
     _entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
     _suspects: dict[str, float] = field(default_factory=dict[str, float])
     _change: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,6 +88,10 @@ class Directory:
             for entry in self._entries.values():
                 entry.heard_s += stall_s
 
+    def _is_bus_away(self) -> bool:
+        own = self._entries.get(self.own_id)
+        return own is not None and QUIET_S < time.monotonic() - own.heard_s < BUS_PATIENCE_S
+
     def take(self, beat: Heartbeat) -> None:
         """Takes one beat."""
         entry = self._entries.get(beat.worker_id)
@@ -85,6 +100,10 @@ class Directory:
         suspected_s = self._suspects.get(beat.worker_id)
         if suspected_s is not None and beat.sent_unix_ns / 1e9 > suspected_s:
             del self._suspects[beat.worker_id]
+        if beat.worker_id == self.own_id and self._is_bus_away():
+            # What the others sent meanwhile is still on its way.
+            for each in self._entries.values():
+                each.heard_s = time.monotonic()
         was_ready = entry is not None and _is_open(entry.beat)
         self._entries[beat.worker_id] = _Entry(beat, time.monotonic())
         if _is_open(beat) != was_ready or suspected_s is not None:
@@ -100,6 +119,8 @@ class Directory:
     def sweep(self) -> None:
         """Drops workers that fell silent; cheap, and done by every question anyway."""
         self._forgive_stall()
+        if self._is_bus_away():
+            return
         limit_s = time.monotonic() - HEARTBEAT_STALE_S
         for worker_id, entry in list(self._entries.items()):
             if entry.heard_s < limit_s:

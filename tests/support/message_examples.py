@@ -16,8 +16,8 @@ from k3wire.messages.control import Cancel, Heartbeat, WorkerLoad
 from k3wire.messages.decode import CommitRequest, ReserveReply, ReserveRequest
 from k3wire.messages.encode import EncodedItem, EncodeItem, EncodeReply, EncodeRequest
 from k3wire.messages.fetch import ReadReply, ReadRequest, ResolveReply, ResolveRequest
-from k3wire.messages.kv import PageGrant, PageLayoutInfo
 from k3wire.messages.media import ImageRef, ImageSlot
+from k3wire.messages.pages import PageGrant, PageLayoutInfo
 from k3wire.messages.prefill import PrefillRequest
 from k3wire.messages.preprocess import PreprocessReply, PreprocessRequest
 from k3wire.messages.prompt import PromptPayload, PromptSource

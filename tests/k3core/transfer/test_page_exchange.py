@@ -19,7 +19,7 @@ from k3core.transfer.page_exchange import (
     unpack_ids,
 )
 from k3wire.errors import Overloaded
-from k3wire.messages.kv import PageGrant
+from k3wire.messages.pages import PageGrant
 
 SIZES = ModelSizes(
     mla_layers=2,

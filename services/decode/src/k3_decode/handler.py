@@ -35,7 +35,7 @@ from k3wire.errors import (
 from k3wire.messages.base import Admitted
 from k3wire.messages.control import Cancel, Heartbeat, WorkerLoad
 from k3wire.messages.decode import CommitRequest, ReserveReply, ReserveRequest
-from k3wire.messages.kv import PageLayoutInfo
+from k3wire.messages.pages import PageLayoutInfo
 from k3wire.messages.prompt import PromptPayload, PromptSource
 from k3wire.telemetry import metrics
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from k3wire.messages.base import StageReport
 from k3wire.messages.decode import ReserveRequest
-from k3wire.messages.kv import PageGrant
+from k3wire.messages.pages import PageGrant
 from k3wire.messages.stream import TokenDelta
 
 REST_S = 2.0

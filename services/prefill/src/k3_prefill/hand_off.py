@@ -18,7 +18,7 @@ from k3wire.errors import DeadlineExceeded, K3Error, NoResponders, TierUnavailab
 from k3wire.messages.base import StageReport
 from k3wire.messages.control import Cancel
 from k3wire.messages.decode import CommitRequest, ReserveRequest
-from k3wire.messages.kv import PageGrant
+from k3wire.messages.pages import PageGrant
 from k3wire.messages.prefill import PrefillRequest
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from k3core.transfer.page_exchange import unpack_ids
 from k3wire.errors import DeadlineExceeded, InternalError, K3Error, ShuttingDown
 from k3wire.messages.base import StageReport
 from k3wire.messages.decode import ReserveRequest
-from k3wire.messages.kv import PageGrant, PageLayoutInfo
+from k3wire.messages.pages import PageGrant, PageLayoutInfo
 from k3wire.messages.prefill import PrefillRequest
 from k3wire.messages.prompt import PromptPayload, PromptSource
 from k3wire.messages.stream import TokenDelta

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from k3core.cache.layout import PageLayout, Span, spans
 from k3core.transfer.base import Write
 from k3wire.errors import Overloaded
-from k3wire.messages.kv import PageGrant, PageLayoutInfo
+from k3wire.messages.pages import PageGrant, PageLayoutInfo
 
 WHOLE_MODEL = "tp0of1"
 """Partition of a worker that holds every head."""

@@ -28,7 +28,7 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 256 * 1024 * 1024
     segment_bytes: Annotated[
         int,
-        Setting("K3_UP_SEGMENT_BYTES", "Memory of the shared store, tiers L2 to L4.", "bytes"),
+        Setting("K3_UP_SEGMENT_BYTES", "Memory of the shared store, tiers L2 and L3.", "bytes"),
     ] = 512 * 1024 * 1024
 
 

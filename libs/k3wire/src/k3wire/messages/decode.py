@@ -1,7 +1,7 @@
 """Prefill to decode: reserve pages, then hand the request over once they are filled."""
 
 from k3wire.messages.base import Message, StageReport
-from k3wire.messages.kv import PageGrant, PageLayoutInfo
+from k3wire.messages.pages import PageGrant, PageLayoutInfo
 from k3wire.messages.prompt import PromptSource
 from k3wire.messages.sampling import SamplingParams
 

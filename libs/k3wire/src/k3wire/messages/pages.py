@@ -1,4 +1,4 @@
-"""The KV hand-off between a prefill and a decode worker: page lists, never their contents."""
+"""Pages of a hand-off from a prefill to a decode worker: lists of them, never their contents."""
 
 from k3wire.messages.base import Message
 
@@ -11,7 +11,7 @@ class PageLayoutInfo(Message, frozen=True, kw_only=True, tag="page-layout"):
         layout_version: version of the arrangement inside a page.
         partition: tensor-parallel partition, e.g. `tp0of1`.
         page_bytes: length of a page.
-        page_units: units of MLA rows in a page.
+        page_units: units of latent rows in a page.
         unit_tokens: tokens of a unit.
         num_state_groups: pages that hold one full KDA state.
     """
@@ -35,10 +35,10 @@ class PageGrant(Message, frozen=True, kw_only=True, tag="page-grant"):
     Attributes:
         session: transfer-engine session.
         base_address: first byte of the arena.
-        latent_units: int32 little-endian unit ids, for the MLA rows from
+        latent_units: int32 little-endian unit ids, for the latent rows from
             `num_resident_tokens` on, in order.
         state_pages: int32 little-endian page ids, one for each KDA group.
-        num_resident_tokens: leading tokens whose MLA rows the decode worker already has, whole
+        num_resident_tokens: leading tokens whose latent rows the decode worker already has, whole
             units; they are not sent and must not be written.
     """
 

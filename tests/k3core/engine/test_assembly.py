@@ -5,8 +5,9 @@ from functools import cache
 import torch
 from support.golden_model import MICRO_A, golden, micro_model
 
+from k3core.cache.layout import model_sizes, plan_layout
 from k3core.engine.assembly import ModelOptions, model_engine
-from k3core.engine.parts import EngineParts, EngineSizes
+from k3core.engine.parts import EngineParts, EngineSizes, cache_namespace
 from k3core.engine.words import EngineEvent, EngineRequest
 from k3core.scheduler.request import ImageSpan, Request
 from k3core.scheduler.scheduler import Role
@@ -172,3 +173,11 @@ def copy_pages(
 ) -> None:
     for here, there in zip(pages, to, strict=True):
         target.view_page(there)[:] = source.view_page(here)
+
+
+def test_caches_of_other_models_or_partitions_share_no_digest() -> None:
+    config = golden().config.text
+    whole, half = (plan_layout(model_sizes(config, tp=ranks), UNIT) for ranks in (1, 2))
+    names = {cache_namespace(model, layout) for model in ("a", "b") for layout in (whole, half)}
+    assert len(names) == 4
+    assert cache_namespace("a", plan_layout(model_sizes(config), UNIT)) in names

@@ -68,6 +68,7 @@ class StateManager:
         self._pool = pool
         self._queue: list[tuple[int, int, int, int, int, bytes]] = []
         self._numbers = 0
+        self._num_reused = 0
         self.sealed: dict[bytes, Checkpoint] = {}
         self.slots: dict[int, SlotState] = {}
         self._pages_of: dict[int, tuple[int, ...]] = {}
@@ -157,6 +158,7 @@ class StateManager:
 
     def use(self, checkpoint: Checkpoint, epoch: int) -> None:
         """Note a hit: only this checkpoint gets younger, not its ancestors."""
+        self._num_reused += not checkpoint.hits
         checkpoint.hits += 1
         checkpoint.epoch = epoch
         self._push(checkpoint)
@@ -235,11 +237,13 @@ class StateManager:
             heapify(self._queue)
 
     def _least_useful(self) -> Checkpoint | None:
-        """Lowest utility: recency plus work saved a byte, both scaled to 0..1.
+        """Lowest utility: recency plus work saved a byte, both scaled to 0..1, by likely reuse.
 
         Source: Marconi (MLSys 2025), section 4.3: recency + alpha * FLOPs / bytes. Every
         checkpoint frees the same bytes here, and recomputing from the checkpoint before it
-        costs work in proportion to the tokens between, so the second term is that distance.
+        costs work in proportion to the tokens between, so the second term is that distance. It
+        counts as often as the checkpoint was wanted, and as much more as checkpoints are wanted
+        here at all: among prompts that never come again a new one is worth its recency alone.
         """
         idle = list(self.idle())
         if not idle:
@@ -248,12 +252,14 @@ class StateManager:
         span = max(1, max(each.epoch for each in idle) - oldest)
         longest = max(1, max(each.position - each.previous for each in idle))
         alpha = 1.0
+        likely = (1 + self._num_reused) / (1 + self._numbers)
 
         def utility(each: Checkpoint) -> tuple[float, int]:
             recency = (each.epoch - oldest) / span
             saved = (each.position - each.previous) / longest
-            weight = 1.0 + each.hits
-            return recency + alpha * saved * weight, each.number
+            # A junction is there because two prompts have wanted it already.
+            wanted = each.hits + (2 if each.reason == StateClass.JUNCTION else 0)
+            return recency + alpha * saved * (likely + wanted), each.number
 
         return min(idle, key=utility)
 

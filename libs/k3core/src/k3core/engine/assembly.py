@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 
 from k3core.cache.coordinator import PrefixCache
-from k3core.cache.hashing import namespace_digest
 from k3core.cache.layout import model_sizes, plan_layout
 from k3core.cache.pools import PageArena
 from k3core.cache.spec import CacheConfig
 from k3core.engine.core import EngineCore
-from k3core.engine.parts import EngineParts, EngineSizes
+from k3core.engine.parts import EngineParts, EngineSizes, cache_namespace
 from k3core.engine.torch_runner import TorchRunner
 from k3core.kernels.registry import select_kernels
 from k3core.scheduler.scheduler import Role, Scheduler, SchedulerConfig
@@ -81,7 +80,7 @@ def model_engine(options: ModelOptions, role: Role, sizes: EngineSizes) -> Engin
             codec=sizes.codec,
             retention=sizes.retention,
         ),
-        namespace_digest((("model", fingerprint), ("layout", str(layout.version)))),
+        cache_namespace(fingerprint, layout),
     )
     scheduler = Scheduler(_scheduler_config(role, sizes), cache)
     return EngineParts(

@@ -67,6 +67,26 @@ class EngineParts:
     embedding_dtype: str = "float32"
 
 
+def cache_namespace(model_fingerprint: str, layout: PageLayout) -> bytes:
+    """What the bytes behind a digest mean: two caches share digests only where this is equal.
+
+    Args:
+        model_fingerprint: of weights and dtype.
+        layout: of the pages; the heads and layers of this rank are the partition.
+    """
+    sizes = layout.sizes
+    partition = (
+        f"{sizes.state_heads} heads, {sizes.kda_layers} KDA layers, {sizes.mla_layers} MLA layers"
+    )
+    return namespace_digest(
+        (
+            ("model", model_fingerprint),
+            ("layout", str(layout.version)),
+            ("partition", partition),
+        )
+    )
+
+
 def scripted_engine(
     script: Script, role: Role, sizes: EngineSizes, choose: Choose | None
 ) -> EngineParts:
@@ -95,7 +115,7 @@ def scripted_engine(
             codec=sizes.codec,
             retention=sizes.retention,
         ),
-        namespace_digest((("model", fingerprint), ("layout", str(layout.version)))),
+        cache_namespace(fingerprint, layout),
     )
     scheduler = Scheduler(
         SchedulerConfig(role=role, chunk_tokens=(sizes.chunk_tokens,), max_rows=sizes.max_rows),

@@ -42,6 +42,7 @@ CONFIG_KEYS = {
     "memory",
     "max_rows",
     "host_pages",
+    "state_pages",
     "namespace",
 }
 REQUEST_KEYS = {"prompt", "output", "salt", "adapter", "accepted", "max_new", "hold", "times"}
@@ -229,6 +230,7 @@ def _cache(config: dict[str, Json], name: str) -> CacheConfig:
         page_units=page_units,
         num_pages=number("pages", 1024),
         num_slots=number("slots", 256),
+        state_groups=number("state_pages", 1),
         checkpoint_grid=number("checkpoint_grid", unit * page_units),
         export_alignment=number("export_alignment", 16),
         export_mode=cast("ExportMode", choice("export_mode", "in_pass", ExportMode)),

@@ -62,6 +62,8 @@ class CacheConfig:
         is_drop_strict: under `drop`, a checkpoint is restored only if the unit after it is the
             one a writer of it went on with, not merely any that is known: the drafter's last
             slot was computed from that one.
+        draft_tokens: most drafts that a decode step verifies; a window of them and the token before
+            must not span more than the grid. 0 where that is not known.
         path_cap: checkpoints kept on a path, tails, forks and locks aside; -1 for no cap.
         page_bytes: size of a page, for byte counters and the host tier; 0 if not known.
         host_bytes: bound of the host-memory tier; 0 for none. Needs `page_bytes`, and a plan
@@ -83,6 +85,7 @@ class CacheConfig:
     draft: Draft = "off"
     replay_tokens: int = 1
     is_drop_strict: bool = False
+    draft_tokens: int = 0
     path_cap: int = -1
     codec: Codec = "raw"
     eviction: Eviction = "lru"
@@ -124,6 +127,11 @@ class CacheConfig:
             raise CacheError(f"path_cap must be -1 or at least 1, not {self.path_cap}")
         if self.replay_tokens < 1:
             raise CacheError(f"replay_tokens must be at least 1, not {self.replay_tokens}")
+        if self.draft_tokens and grid < self.draft_tokens + 1:
+            raise CacheError(
+                f"checkpoint_grid {grid} is less than the {self.draft_tokens + 1} tokens of a "
+                f"window of {self.draft_tokens} drafts"
+            )
         if self.host_bytes and (not self.page_bytes or self.memory.startswith("two_ended")):
             raise CacheError(
                 f"host_bytes {self.host_bytes} needs page_bytes (is {self.page_bytes}) and "

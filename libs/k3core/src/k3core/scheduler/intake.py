@@ -28,6 +28,9 @@ def refusal(cache: PrefixCache, embeddings: EmbeddingCache | None, request: Requ
         return "the prompt is empty"
     if not cache.can_ever_fit(n):
         return f"the prompt of {n} tokens is larger than the cache"
+    most = cache.config.draft_tokens
+    if most and request.draft_tokens > most:
+        return f"{request.draft_tokens} drafts a step are more than the {most} of this cache"
     if len({(image.key, image.count) for image in request.images}) > len(
         {image.key for image in request.images}
     ):

@@ -43,6 +43,7 @@ CONFIG_KEYS = {
     "max_rows",
     "host_pages",
     "state_pages",
+    "draft_tokens",
     "namespace",
 }
 REQUEST_KEYS = {"prompt", "output", "salt", "adapter", "accepted", "max_new", "hold", "times"}
@@ -239,6 +240,7 @@ def _cache(config: dict[str, Json], name: str) -> CacheConfig:
         promotion=cast("Promotion", choice("promotion", "second_hit", Promotion)),
         draft=draft,
         replay_tokens=replay_tokens,
+        draft_tokens=number("draft_tokens", 0, 0),
         path_cap=cap,
         codec=cast("Codec", choice("codec", "raw", Codec)),
         eviction=cast("Eviction", choice("eviction", "lru", Eviction)),

@@ -1,4 +1,5 @@
-"""One stack for all tests of the whole flow: starting one takes seconds."""
+"""One stack for all tests of a file: starting one takes seconds, and keeping one takes processor
+time from whatever runs after it."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -12,7 +13,7 @@ def micro_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "micro")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(
     tmp_path_factory: pytest.TempPathFactory, micro_checkpoint: Path
 ) -> Generator[Stack, None, None]:

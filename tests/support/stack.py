@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from k3ctl.main import main as k3
 from k3ctl.stack.state import StackState, read_state
 from k3wire.bus.nats_bus import NatsBus
 from k3wire.lifeline import die_with_parent
@@ -60,8 +61,8 @@ class Stack:
 
 def make_checkpoint(folder: Path) -> Path:
     """Makes the small random checkpoint, as `k3 make-checkpoint` does."""
-    command = [sys.executable, "-m", "k3ctl.main", "make-checkpoint", "--size", "micro"]
-    subprocess.run([*command, "--seed", "0", "--out", str(folder)], check=True, capture_output=True)
+    # In this process: another one would spend seconds on loading torch.
+    assert k3(["make-checkpoint", "--size", "micro", "--seed", "0", "--out", str(folder)]) == 0
     return folder
 
 
@@ -69,7 +70,7 @@ def make_checkpoint(folder: Path) -> Path:
 def running_stack(
     folder: Path, checkpoint: Path, *arguments: str, **variables: str
 ) -> Generator[Stack, None, None]:
-    """Starts `k3 up` and ends it with SIGTERM."""
+    """Starts `k3 up` and ends it at once, as two signals do."""
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("K3_")},
         "K3_UP_FOLDER": str(folder),
@@ -92,7 +93,9 @@ def running_stack(
         assert line, log_path.read_text()
         yield Stack(folder, msgspec.json.decode(line, type=StackState), process)
     finally:
+        # Two of a kind might be taken for one.
         process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         try:
             process.wait(40)
         except subprocess.TimeoutExpired:

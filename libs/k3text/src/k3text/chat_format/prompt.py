@@ -18,6 +18,10 @@ from k3text.special_tokens import END_OF_MSG
 from k3text.tokenizer import Tokenizer
 
 
+IDS_AT_ONCE = 65536
+"""Ids that are packed in one call: three milliseconds."""
+
+
 class ImageSpan(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     """The pads of one image.
 
@@ -94,7 +98,11 @@ def encode_prompt(
                 )
             )
         pieces = tokenizer.encode_segment(segment.text, segment.is_special)
-        ids.extend(pieces * segment.num_repeats)
+        packed = array("i")
+        # All at once would hold the interpreter for a second where a text is long.
+        for start in range(0, len(pieces), IDS_AT_ONCE):
+            packed.extend(array("i", pieces[start : start + IDS_AT_ONCE]))
+        ids.extend(packed if segment.num_repeats == 1 else packed * segment.num_repeats)
         if segment.is_special and segment.text == END_OF_MSG:
             marks.append(len(ids))
     return RenderedPrompt(

@@ -17,7 +17,6 @@ from k3text.chat_format.segments import Segment
 from k3text.special_tokens import END_OF_MSG
 from k3text.tokenizer import Tokenizer
 
-
 IDS_AT_ONCE = 65536
 """Ids that are packed in one call: three milliseconds."""
 

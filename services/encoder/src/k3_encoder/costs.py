@@ -5,12 +5,16 @@ from typing import Self
 
 from opentelemetry import trace
 
+from k3wire.costs import CostFit
 from k3wire.messages.base import Outcome, StageReport
 from k3wire.telemetry import metrics
 from k3wire.telemetry.tracing import note_report
 
-COST_WEIGHT = 0.2
-"""Weight of the newest measurement in the moving average of the cost of a token."""
+DOUBTS = (0.01, 0.0, 0.03)
+"""Against the cost of an image, of a token and of a pair of tokens, all of which look at all."""
+
+KEPT_SHARE = 0.9
+"""What the next image leaves of the tokens and seconds that make the rate."""
 
 HITS = ("local", "shared", "joined")
 """Ways in which an image was had without its being computed for it."""
@@ -62,28 +66,32 @@ class Answer:
 
 
 class Costs:
-    """The moving average, and reports by it."""
+    """What images cost, and reports by it."""
 
     def __init__(self, worker_id: str) -> None:
         """Knows nothing yet; `worker_id` is who reports."""
         self._worker_id = worker_id
-        self._ns_per_token = 0.0
+        self._fit = CostFit(DOUBTS)
+        self._tokens = 0.0
+        self._seconds = 0.0
 
     @property
     def tokens_per_s(self) -> float:
         """How fast images are made, 0 before the first."""
-        return 1e9 / self._ns_per_token if self._ns_per_token else 0.0
+        return self._tokens / self._seconds if self._seconds else 0.0
 
-    def learn(self, cost_ns: float) -> None:
-        """Notes what a token cost."""
-        last = self._ns_per_token or cost_ns
-        self._ns_per_token = last + COST_WEIGHT * (cost_ns - last)
+    def learn(self, num_tokens: int, cost_ns: int) -> None:
+        """Notes what an image cost."""
+        seconds = max(1, cost_ns) / 1e9
+        self._tokens = KEPT_SHARE * self._tokens + num_tokens
+        self._seconds = KEPT_SHARE * self._seconds + seconds
+        self._fit.learn(_counts(num_tokens), seconds)
 
     def report(self, answer: Answer) -> StageReport:
         """Reports one image, to its request and to the counters."""
         is_hit = answer.detail in HITS
         computed: Outcome = "miss" if answer.is_kept else "bypass"
-        expected_ns = int(self._ns_per_token * answer.num_tokens)
+        expected_ns = int(1e9 * self._fit.predict_s(_counts(answer.num_tokens)))
         work, spent_ns = answer.work, answer.spent_ns
         report = StageReport(
             stage="encoder",
@@ -103,3 +111,7 @@ class Costs:
         metrics.TIER_SAVED.labels(report.tier).inc(report.saved_ns / 1e9)
         metrics.STAGE_DURATION.labels(report.stage).observe(report.duration_ns / 1e9)
         return report
+
+
+def _counts(num_tokens: int) -> tuple[int, int, int]:
+    return 1, num_tokens, num_tokens * num_tokens

@@ -307,7 +307,7 @@ class EncoderHandler:
         ended_ns = time.perf_counter_ns()
         self.num_tower_runs += 1
         deeper_ns = arrived_ns - started_ns
-        self._costs.learn((deeper_ns + tower_ns) / slot.num_tokens)
+        self._costs.learn(slot.num_tokens, deeper_ns + tower_ns)
         return Work(reply.reports, deeper_ns, max(0, ended_ns - arrived_ns - tower_ns))
 
     async def _preprocess(

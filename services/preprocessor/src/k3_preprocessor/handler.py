@@ -22,6 +22,7 @@ from k3text.images.keys import feature_key
 from k3text.images.patchify import CHANNELS
 from k3text.images.sandbox import CutImage, Sandbox
 from k3wire.blobs.single_flight import SingleFlight
+from k3wire.costs import CostFit
 from k3wire.errors import Cancelled, ImageError, InternalError, K3Error
 from k3wire.messages.base import Outcome, StageReport
 from k3wire.messages.control import Cancel, WorkerLoad
@@ -29,8 +30,8 @@ from k3wire.messages.preprocess import PreprocessReply, PreprocessRequest
 from k3wire.telemetry import metrics
 from k3wire.telemetry.tracing import note_report
 
-COST_WEIGHT = 0.2
-"""Weight of the newest image in the moving average of what making patches costs."""
+DOUBTS = (0.01, 0.0)
+"""Against the cost of an image whatever its size, and of its pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class PreprocessHandler:
         self._flights: SingleFlight[bytes, _Made] = SingleFlight()
         self._refusals = Refusals()
         self._scopes: dict[str, set[asyncio.Timeout]] = {}
-        self._cost_ns_a_pixel = 0.0
+        self._costs = CostFit(DOUBTS)
 
     def load(self, rss_bytes: int) -> WorkerLoad:
         """How busy the process is, for heartbeats."""
@@ -213,7 +214,8 @@ class PreprocessHandler:
             raise InternalError(
                 f"The image's grid is {cut.patched.grid_thw}, not {slot.grid_thw} as asked for"
             )
-        self._learn(cut.work_ns, cut.patched.width * cut.patched.height)
+        num_pixels = cut.patched.width * cut.patched.height
+        self._costs.learn((1, num_pixels), max(1, cut.work_ns) / 1e9)
         patches = Patches(cut.patched.pixels)
         parts.tier.keep(slot.feature_key, patches)
         return _Made(patches, "miss", "", cut.wait_ns, deeper_ns, found.reports)
@@ -225,17 +227,12 @@ class PreprocessHandler:
             self._refusals.note(content_key, error)
             raise
 
-    def _learn(self, work_ns: int, num_pixels: int) -> None:
-        found = work_ns / num_pixels
-        old = self._cost_ns_a_pixel
-        self._cost_ns_a_pixel = found if old == 0 else old + COST_WEIGHT * (found - old)
-
     def _saved_ns(self, request: PreprocessRequest, made: _Made, got_ns: int) -> int:
-        """What a hit saved, by the average cost of the images that were made here."""
+        """What a hit saved, by the cost of the images that were made here."""
         if made.outcome != "hit":
             return 0
         image = request.slot.image
-        expected_ns = int(self._cost_ns_a_pixel * image.width * image.height)
+        expected_ns = int(1e9 * self._costs.predict_s((1, image.width * image.height)))
         # Who joined another request's work still waited for what was left of it.
         return max(0, expected_ns - got_ns) if made.detail == "joined" else expected_ns
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from k3core.cache.coordinator import PrefixCache
-from k3core.engine.costs import CostFit, num_pairs
+from k3core.engine.costs import StepFit, num_pairs
 from k3core.engine.words import EngineLoad, EngineRequest
 from k3core.scheduler.plan import StepPlan
 from k3core.scheduler.scheduler import SchedulerConfig
@@ -55,7 +55,7 @@ class Meter:
         """Starts with nothing measured."""
         self._is_decode = config.role == "decode"
         self._cache = cache
-        self._fit = CostFit(max(config.chunk_tokens))
+        self._fit = StepFit(max(config.chunk_tokens))
         self._tokens = 0.0
         self._seconds = 0.0
         self._fresh_until_s = 0.0

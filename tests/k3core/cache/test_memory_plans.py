@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from k3core.cache.block_pool import FlatPool, PageMove, PagePool, SplitPools
+from k3core.cache.page_pool import FlatPool, PageMove, PagePool, SplitPools
 from k3core.cache.spec import CacheError
 from k3core.cache.two_ended_pool import TwoEndedPool
 

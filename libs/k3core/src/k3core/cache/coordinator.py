@@ -11,13 +11,13 @@ from array import array
 from collections.abc import Iterable
 
 from k3core.cache.admission import Admission, Admitter
-from k3core.cache.block_pool import PageMove
 from k3core.cache.evictor import Evictor
 from k3core.cache.fence import StepFence
 from k3core.cache.hashing import ImageMark, extend_digests, root_digest
 from k3core.cache.host_tier import HostTier, make_tier
 from k3core.cache.match import Match, find_match
 from k3core.cache.memory_plan import make_pool
+from k3core.cache.page_pool import PageMove
 from k3core.cache.paged_manager import PagedManager
 from k3core.cache.positions import StateClass, decode_targets, prompt_targets
 from k3core.cache.promises import Promises

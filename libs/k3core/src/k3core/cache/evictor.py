@@ -1,7 +1,7 @@
 """Makes room: which rows and which states go when something else needs their pages."""
 
-from k3core.cache.block_pool import PagePool
 from k3core.cache.host_tier import HostTier
+from k3core.cache.page_pool import PagePool
 from k3core.cache.paged_manager import PagedManager
 from k3core.cache.spec import CacheConfig
 from k3core.cache.state_manager import Checkpoint, StateManager

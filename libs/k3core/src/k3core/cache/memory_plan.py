@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from k3core.cache.block_pool import FlatPool, PagePool, SplitPools
+from k3core.cache.page_pool import FlatPool, PagePool, SplitPools
 from k3core.cache.spec import CacheConfig
 from k3core.cache.two_ended_pool import TwoEndedPool
 

@@ -8,7 +8,7 @@ when the last of its units is gone.
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
-from k3core.cache.block_pool import PagePool
+from k3core.cache.page_pool import PagePool
 from k3core.cache.spec import CacheConfig
 
 _ROOT = -1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
-from k3core.cache.block_pool import PagePool
+from k3core.cache.page_pool import PagePool
 from k3core.cache.positions import EVICTION_RANK, StateClass
 from k3core.cache.spec import CacheConfig, CacheError, Codec
 

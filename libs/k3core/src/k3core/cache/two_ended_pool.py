@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
-from k3core.cache.block_pool import PageMap, PageMove
+from k3core.cache.page_pool import PageMap, PageMove
 
 
 class TwoEndedPool:

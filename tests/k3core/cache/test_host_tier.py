@@ -46,6 +46,17 @@ def test_a_second_offer_of_the_same_prefix_is_no_second_copy() -> None:
     assert len(tier.drain_spills()) == 1
 
 
+def test_losing_what_was_replaced_meanwhile_does_not_touch_its_successor() -> None:
+    tier = HostTier(100, 10, 20)
+    tier.offer_unit(_name(1), 4, 5)
+    old = tier.units[_name(1)]
+    tier.lose([old, old])
+    tier.offer_unit(_name(1), 4, 6)
+    tier.lose([old])
+    assert tier.units[_name(1)].host != old.host
+    assert tier.used_bytes == 10
+
+
 def test_every_named_byte_is_freed_once_and_the_bound_holds() -> None:
     rng, tier, alive = random.Random(1), HostTier(100, 10, 30), set[int]()
     for number in range(3000):

@@ -34,6 +34,24 @@ def test_a_picture_stays_until_its_last_occurrence_is_released() -> None:
     assert cache.can_acquire(b"b", 6)
 
 
+def test_an_awaited_picture_gives_way_last_and_only_where_that_is_allowed() -> None:
+    cache = EmbeddingCache(12)
+    for key in (b"a", b"b"):
+        cache.acquire(key, 4)
+        cache.release(key)
+    cache.await_again(b"a")
+    cache.await_again(b"a")
+    cache.give_up(b"a")
+    assert cache.room(takes_awaited=False) == 8
+    assert not cache.can_acquire(b"c", 9, takes_awaited=False)
+    assert cache.can_acquire(b"c", 9)
+    assert cache.acquire(b"c", 8)
+    # The older of the two stayed, because it comes again.
+    assert cache.drain_dropped() == (b"b",)
+    cache.give_up(b"a")
+    assert cache.room(takes_awaited=False) == 4
+
+
 def test_another_size_under_one_key_is_never_served() -> None:
     cache = EmbeddingCache(20)
     cache.acquire(b"a", 4)

@@ -38,6 +38,8 @@ $(VENV)/.setup-dev-done: setup requirements/dev.txt
 	$(BIN)/python -m pip install --quiet -r requirements/dev.txt
 	@touch $@
 
+# Dozens of processes are started: what is compiled once is kept, whatever the shell says.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: setup-dev  ## Runs the tests, with real NATS, Redis and Mooncake on loopback.
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not compose and not nightly"
 

@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from PIL import Image, ImageCms
@@ -47,14 +48,16 @@ class Case:
     size: tuple[int, int] | None = None
 
 
-def cases_of(item: str) -> list[Case]:
-    """The cases that show one requirement, by its number."""
-    return [case for group in GROUPS[item] for case in group()]
+@cache
+def cases_of(item: str) -> tuple[Case, ...]:
+    """The cases that show one requirement, by its number; made once a process."""
+    return tuple(case for group in GROUPS[item] for case in group())
 
 
-def all_cases() -> list[Case]:
+@cache
+def all_cases() -> tuple[Case, ...]:
     """Every case; names are unique."""
-    cases = [case for item in GROUPS for case in cases_of(item)]
+    cases = tuple(case for item in GROUPS for case in cases_of(item))
     assert len({case.name for case in cases}) == len(cases)
     return cases
 

@@ -19,14 +19,18 @@ def base_url(given: str) -> str:
         TargetError: no http or https address.
     """
     url = given.strip().rstrip("/").removesuffix("/v1").rstrip("/")
-    try:
-        parts = urlsplit(url)
-        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_sound = False
-    if not is_sound or parts.query or parts.fragment:
+    if not _is_http(url):
         raise TargetError(f"--url must be like http://127.0.0.1:8000, not {given!r}")
     return url
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and has_host and not (parts.query or parts.fragment)
 
 
 async def first_model(session: aiohttp.ClientSession, url: str) -> str:

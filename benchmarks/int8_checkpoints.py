@@ -6,7 +6,7 @@ left (saved, restored, continued, saved again). A skill holds if its accuracy af
 lies in the 95 % interval of the plain one; bytes hold if a checkpoint of the released K3 takes at
 most 0.30 of a raw one. Exits 1 if anything does not hold.
 
-    PYTHONPATH=tools OMP_NUM_THREADS=2 python benchmarks/int8_checkpoints.py --share 1.0
+    PYTHONPATH=tools OMP_NUM_THREADS=2 python benchmarks/int8_checkpoints.py
 """
 
 import argparse
@@ -42,7 +42,7 @@ MOST_BYTES = 0.30
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--share", type=float, default=1.0, help="of a full evaluation's questions")
+    parser.add_argument("--share", type=float, default=0.5, help="of a full evaluation's questions")
     parser.add_argument("--generations", type=int, default=10)
     args = parser.parse_args()
     plain, kept = asked("raw", 0), asked("int8", args.generations)

@@ -153,15 +153,7 @@ class Pipeline:
                 arrival_unix_ns=arrival_unix_ns,
                 deadline_unix_ns=deadline_unix_ns,
             )
-            own = StageReport(
-                stage="gateway",
-                outcome="miss",
-                worker_id=self.worker_id,
-                start_unix_ns=arrival_unix_ns,
-                duration_ns=max(0, time.time_ns() - arrival_unix_ns - resolved.waited_ns),
-                num_items=rendered.num_tokens,
-                size_bytes=size_bytes,
-            )
+            own = self._report(order, resolved.waited_ns, size_bytes)
             yield Prepared(
                 request_id=request_id,
                 options=parsed.options,
@@ -172,6 +164,17 @@ class Pipeline:
                 fingerprint=self.model.fingerprint,
                 created_s=arrival_unix_ns // 10**9,
             )
+
+    def _report(self, order: Order, waited_ns: int, size_bytes: int) -> StageReport:
+        return StageReport(
+            stage="gateway",
+            outcome="miss",
+            worker_id=self.worker_id,
+            start_unix_ns=order.arrival_unix_ns,
+            duration_ns=max(0, time.time_ns() - order.arrival_unix_ns - waited_ns),
+            num_items=order.num_prompt_tokens,
+            size_bytes=size_bytes,
+        )
 
     def start(self, prepared: Prepared) -> Generation:
         """Makes the generation of a prepared request; entering it begins."""

@@ -97,21 +97,39 @@ static const float *weight_row(float *wide, const void *w, const uint8_t *scales
   return wide;
 }
 
+/* Some weight rows of an expert: `split` from `first` on, the others from `second` on. */
+typedef struct {
+  const void *w;
+  const uint8_t *scales;
+  long K, first, second, split;
+} expert_columns;
+
+/* out [rows, n] of x [rows, K] with n weight rows. Many x rows are taken in blocks that stay in
+ * the second-level cache, and the weight rows are then unpacked once for all blocks. */
+static void multiply_columns(const expert_args *a, const expert_columns *c, long rows,
+                             const float **x, long n, float *wide, float *out, long out_row) {
+  const float *w[2 * COLUMNS];
+  int keep = rows > DOT_BLOCK;
+  for (long low = 0; low < rows; low += DOT_BLOCK)
+    for (long i = 0; i < n; i += DOT_MAX_W) {
+      int width = n - i < DOT_MAX_W ? (int)(n - i) : DOT_MAX_W;
+      for (int j = 0; j < width && low == 0; j++) {
+        long row = i + j < c->split ? c->first + i + j : c->second + (i + j - c->split);
+        w[i + j] = weight_row(wide + (keep ? i + j : j) * c->K, c->w, c->scales, row, c->K,
+                              a->group, a->w_type);
+      }
+      dot_rows(rows - low < DOT_BLOCK ? rows - low : DOT_BLOCK, width, x + low, w + i, c->K,
+               out + low * out_row + i, out_row);
+    }
+}
+
 /* middle [rows, F] of one expert, columns f..f + n: gate and up rows side by side. */
 static void run_middle(const expert_args *a, const slab *s, long expert, long f, long n,
                        float *wide, float *both, const float **x) {
-  long first = s->first[expert], rows = s->first[expert + 1] - first;
-  const float *w[DOT_MAX_W];
+  long first = s->first[expert], rows = s->first[expert + 1] - first, at = expert * 2 * a->F + f;
+  expert_columns columns = {a->w13, a->w13_scale, a->L, at, at + a->F, n};
   for (long r = 0; r < rows; r++) x[r] = s->x + s->order[first + r] / a->k * a->L;
-  for (long i = 0; i < 2 * n; i += DOT_MAX_W) {
-    int width = 2 * n - i < DOT_MAX_W ? (int)(2 * n - i) : DOT_MAX_W;
-    for (int j = 0; j < width; j++) {
-      long column = i + j < n ? f + i + j : a->F + f + (i + j - n);
-      w[j] = weight_row(wide + j * a->L, a->w13, a->w13_scale, expert * 2 * a->F + column, a->L,
-                        a->group, a->w_type);
-    }
-    dot_rows(rows, width, x, w, a->L, both + i, 2 * n);
-  }
+  multiply_columns(a, &columns, rows, x, 2 * n, wide, both, 2 * n);
   for (long r = 0; r < rows; r++) {
     float *gate = both + r * 2 * n, *to = s->middle + (first + r) * a->F + f;
     activate_row(gate, gate, gate + n, n, a->act);
@@ -126,15 +144,9 @@ static void run_middle(const expert_args *a, const slab *s, long expert, long f,
 static void run_result(const expert_args *a, const slab *s, long expert, long c, long n,
                        float *wide, const float **x) {
   long first = s->first[expert], rows = s->first[expert + 1] - first;
-  const float *w[DOT_MAX_W];
+  expert_columns columns = {a->w2, a->w2_scale, a->F, expert * a->L + c, 0, n};
   for (long r = 0; r < rows; r++) x[r] = s->middle + (first + r) * a->F;
-  for (long i = 0; i < n; i += DOT_MAX_W) {
-    int width = n - i < DOT_MAX_W ? (int)(n - i) : DOT_MAX_W;
-    for (int j = 0; j < width; j++)
-      w[j] = weight_row(wide + j * a->F, a->w2, a->w2_scale, expert * a->L + c + i + j, a->F,
-                        a->group, a->w_type);
-    dot_rows(rows, width, x, w, a->F, s->result + first * a->L + c + i, a->L);
-  }
+  multiply_columns(a, &columns, rows, x, n, wide, s->result + first * a->L + c, a->L);
 }
 
 /* Groups the slab's slots by expert; within one, tokens ascend. */
@@ -182,10 +194,11 @@ typedef struct {
 } slab_job;
 
 /* Scratch: pointers to the rows of one expert (two floats each), then room for their gate and
- * up columns, then DOT_MAX_W weight rows. */
+ * up columns, then its task's weight rows, or DOT_MAX_W of them if x rows are few. */
 static size_t job_floats(const slab_job *job) {
   long widest = job->a->L > job->a->F ? job->a->L : job->a->F;
-  return (size_t)(job->most_rows * (2 + 2 * COLUMNS) + DOT_MAX_W * widest);
+  long kept = job->most_rows > DOT_BLOCK ? 2 * COLUMNS : DOT_MAX_W;
+  return (size_t)(job->most_rows * (2 + 2 * COLUMNS) + kept * widest);
 }
 
 static void load_task(const void *context, long t, float *scratch) {

@@ -2,13 +2,14 @@
 
 import json
 import random
+import re
 from itertools import pairwise
 
 import pytest
 
 from k3text.images.config import ProcessorConfig
 from k3text.images.geometry import plan
-from train_nano import acting, reading, seeing
+from train_nano import acting, reading, recalling, seeing
 from train_nano.lessons import Lessons
 from train_nano.scenes import MIN_GAP_X, Scene, Thing, random_scene
 from train_nano.words import Words
@@ -111,3 +112,16 @@ def test_lessons_of_one_seed_are_the_same() -> None:
 
     assert lesson(1) == lesson(1)
     assert lesson(1) != lesson(2)
+
+
+def test_what_is_recalled_is_what_was_told_last_under_that_name() -> None:
+    draw = random.Random(5)
+    for _ in range(120):
+        turn = recalling.recall_turn(Words("train", draw), draw)
+        told, _, asked = str(turn.content).rpartition(". ")
+        (reply,) = turn.replies
+        for said, value in zip(reply.thought.split(", "), reply.answer.split(", "), strict=True):
+            name = said.removesuffix(f" {value}")
+            assert name.removesuffix(" is").removesuffix(" =") in asked
+            later = [m.start() for m in re.finditer(rf"\b{re.escape(name)} ", told)]
+            assert told.startswith(said, later[-1]), "no later value under that name"

@@ -30,12 +30,16 @@ class Scores:
         targets: the learned tokens.
         lengths: how many of them each row has.
         objects: auxiliary loss of the vision tokens, 0 without pictures.
+        ids: [B, T], padded with zeros.
+        places: of the learned tokens in the flattened ids.
     """
 
     logits: torch.Tensor
     targets: torch.Tensor
     lengths: list[int]
     objects: torch.Tensor
+    ids: torch.Tensor
+    places: torch.Tensor
 
 
 def run_rows(nano: Nano, rows: Sequence[Row], config: ProcessorConfig) -> Scores:
@@ -61,7 +65,8 @@ def run_rows(nano: Nano, rows: Sequence[Row], config: ProcessorConfig) -> Scores
     logits = nano.text.forward_dense(
         ids, torch.cat(image_rows) if images else None, embeds, logits_rows=places - 1
     )
-    return Scores(logits, ids.flatten()[places], [len(w) for w in wanted], objects)
+    lengths = [len(w) for w in wanted]
+    return Scores(logits, ids.flatten()[places], lengths, objects, ids, places)
 
 
 def see(nano: Nano, images: Sequence[PatchedImage], config: ProcessorConfig) -> list[torch.Tensor]:

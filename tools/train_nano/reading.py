@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from train_nano.talk import Reply, Turn
 from train_nano.words import Words
 
-KINDS = ("code", "number", "password", "secret word", "phone number", "room", "key", "colour word")
+WORD_KINDS = ("password", "secret", "word")
+KINDS = ("code", "number", "phone", "room", "key", *WORD_KINDS)
+"""What a fact can be of. One word each, none the end of another: "the number of Anna" must not
+stand in "the phone number of Anna"."""
+
 FORMS = (
     "The {k} of {n} is {v}.",
     "Remember: the {k} of {n} is {v}.",
@@ -99,7 +103,7 @@ def _facts(words: Words, draw: random.Random, count: int) -> list[Fact]:
     facts: dict[tuple[str, str], Fact] = {}
     while len(facts) < count:
         kind, name = draw.choice(KINDS), words.name()
-        value = words.noun() if "word" in kind else words.digits(2, 5)
+        value = words.noun() if kind in WORD_KINDS else words.digits(2, 5)
         facts.setdefault((kind, name), Fact(kind, name, value))
     return list(facts.values())
 

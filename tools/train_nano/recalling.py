@@ -8,7 +8,7 @@ here every few tokens are another look-up.
 import random
 from typing import TypeVar
 
-from train_nano.reading import FORMS, KINDS
+from train_nano.reading import FORMS, KINDS, WORD_KINDS
 from train_nano.scenes import COLOURS, NUM_COLUMNS, SHAPES
 from train_nano.talk import Reply, Turn
 from train_nano.words import Words
@@ -32,7 +32,7 @@ def _facts(words: Words, draw: random.Random, count: int) -> Turn:
     names = [words.name() for _ in range(max(2, count * 2 // 3))]
     while len(values) < count:
         key = (draw.choice(KINDS), draw.choice(names))
-        values.setdefault(key, words.noun() if "word" in key[0] else words.digits(2, 5))
+        values.setdefault(key, words.noun() if key[0] in WORD_KINDS else words.digits(2, 5))
     told = " ".join(
         draw.choice(FORMS).replace("{k}", k).replace("{n}", n).replace("{v}", v)
         for (k, n), v in values.items()

@@ -26,7 +26,9 @@ from k3core.kernels.situ import reference as situ
 from k3text.images.processor import cut
 from train_nano.export import STATE_FILE
 from train_nano.lessons import MODES, Lessons
+from train_nano.looking import Looks
 from train_nano.model import (
+    NUM_RANKS,
     build_nano,
     fused_rows,
     read_processing,
@@ -34,7 +36,7 @@ from train_nano.model import (
     write_processing,
 )
 from train_nano.optimiser import Optimiser
-from train_nano.passes import objects_loss, run_rows, see
+from train_nano.passes import Scores, objects_loss, run_rows, see
 from train_nano.rows import Row, RowWriter
 from train_nano.sample import sample_text
 from train_nano.scenes import picture, random_scene
@@ -51,6 +53,7 @@ PACKED_SHARE = 0.5
 
 BIAS_STEP = 0.002
 OBJECTS_WEIGHT = 0.5
+LOOKS_WEIGHT = 0.2
 EYE_IMAGES = 32
 PICTURE_ROWS = 3
 TEXT_TOKENS = 1800
@@ -119,7 +122,11 @@ class Trainer:
         self._writer = RowWriter(tokenizer, self._config)
         self._lessons = Lessons("train", self._config)
         self._load = RouterLoad()
-        self._nano = build_nano(plan.seed, lambda base: self._load.counting(fast_kernels(base)))
+        self._looks = Looks()
+        self._nano = build_nano(
+            plan.seed,
+            lambda base: self._looks.recording(self._load.counting(fast_kernels(base))),
+        )
         named = self._nano.named_parameters()
         self._biases = [p for k, p in named.items() if k.endswith("router_bias")]
         self._parameters = {k: p for k, p in named.items() if not k.endswith("router_bias")}
@@ -180,8 +187,19 @@ class Trainer:
             if scores.objects.requires_grad:
                 told["eye"] = scores.objects.item()
                 loss = loss + OBJECTS_WEIGHT * scores.objects
+            else:
+                looks = self._looks_loss(scores)
+                told["looks"] = looks.item()
+                loss = loss + LOOKS_WEIGHT * looks
+            self._looks.forget()
             loss.backward()
         return told
+
+    def _looks_loss(self, scores: Scores) -> torch.Tensor:
+        """Of the ordinary tokens of a text; a list of what a picture shows stands nowhere else."""
+        length = scores.ids.shape[1]
+        ordinary = scores.places[scores.targets < NUM_RANKS].tolist()
+        return self._looks.loss(scores.ids, [divmod(place, length) for place in ordinary])
 
     def _text_rows(self, draw: random.Random) -> tuple[str, list[Row]]:
         share = self._minutes / self._plan.minutes

@@ -59,6 +59,11 @@ def test_fet_21_validators_are_kept() -> None:
     assert (found.etag, found.last_modified) == ('W/"1"', "Sat, 29 Nov 2025 00:00:00 GMT")
 
 
+def test_fet_21_validators_that_are_no_text_are_as_good_as_none() -> None:
+    found = read(ETag='"\udce9"', Last_Modified="Sat\udcff")
+    assert (found.etag, found.last_modified) == ("", "")
+
+
 @pytest.mark.parametrize(
     ("text", "wait_s"), [("", 0), ("7", 7), ("-3", 0), ("soon", 0), (formatdate(5), 0)]
 )

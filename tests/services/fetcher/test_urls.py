@@ -112,6 +112,8 @@ def test_fet_03_names_that_only_look_like_them_are_not(host: str) -> None:
         ("//b.example/c", "https://b.example/c"),
         ("https://b.example:8443/c", "https://b.example:8443/c"),
         ("#top", "https://a.example/dir/page"),
+        # Bytes that are no UTF-8, as the HTTP client gives them.
+        ("/caf\udce9.png?\udcff", "https://a.example/caf%E9.png?%FF"),
     ],
 )
 def test_fet_07_redirects_are_read_against_where_they_came_from(location: str, target: str) -> None:
@@ -122,7 +124,8 @@ def test_fet_07_redirects_are_read_against_where_they_came_from(location: str, t
 @pytest.mark.parametrize(
     "location",
     ["http://a.example/", "file:///etc/passwd", "data:image/png;base64,AAAA", "ftp://a.example/",
-     "http:/a", "//user@a.example/", "\\\\a.example\\b", "https://a.example\\@127.0.0.1/"],
+     "http:/a", "//user@a.example/", "\\\\a.example\\b", "https://a.example\\@127.0.0.1/",
+     "http://[", "https://[::1", "https://\u2100/", "https://caf\udce9.example/", "/\ud800"],
 )  # fmt: skip
 def test_fet_07_redirects_to_worse_places_are_refused(location: str) -> None:
     base = parse_url("https://a.example/dir/page", "", allows_http=True)

@@ -76,9 +76,14 @@ def read_freshness(headers: Mapping[str, str], default_ttl_s: float, max_ttl_s: 
     return Freshness(
         ttl_s=min(max(ttl_s, 0.0), max_ttl_s),
         is_storable=is_storable,
-        etag=headers.get("ETag", ""),
-        last_modified=headers.get("Last-Modified", ""),
+        etag=_validator(headers.get("ETag", "")),
+        last_modified=_validator(headers.get("Last-Modified", "")),
     )
+
+
+def _validator(text: str) -> str:
+    # Bytes that are no text can be neither kept nor sent back; the picture is none the worse.
+    return text if text.isprintable() else ""
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float:

@@ -22,7 +22,8 @@ BLOCKED_NAMES = frozenset(
 )  # fmt: skip
 BLOCKED_SUFFIXES = (".localhost", ".local", ".internal", ".localdomain", ".home.arpa")
 
-_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\<>\"{}|^`]")
+# Surrogates that stand for no byte among them; those that do are a redirect's raw bytes.
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\<>\"{}|^`\ud800-\udc7f\udd00-\udfff]")
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)\Z")
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)\Z")
 _SAFE = "/:@!$&'()*+,;=-._~%?"
@@ -85,10 +86,15 @@ def parse_url(text: str, param: str, *, allows_http: bool) -> ImageUrl:
         raise _refuse("has no usable host name", param)
     if port == 0:
         raise _refuse("has an unusable port", param)
-    target = quote(parts.path or "/", safe=_SAFE)
+    target = _quote(parts.path or "/")
     if parts.query:
-        target += "?" + quote(parts.query, safe=_SAFE)
+        target += "?" + _quote(parts.query)
     return ImageUrl(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme], target, is_literal)
+
+
+def _quote(text: str) -> str:
+    # Hosts redirect to names in old encodings, unescaped: their bytes are kept, as browsers do.
+    return quote(text, safe=_SAFE, errors="surrogateescape")
 
 
 def _normalise_host(host: str, param: str) -> tuple[str, bool]:
@@ -123,7 +129,11 @@ def join(base: ImageUrl, location: str, param: str, *, allows_http: bool) -> Ima
     """
     if _FORBIDDEN.search(location):
         raise _refuse("redirects to a malformed address", param)
-    target = parse_url(urljoin(base.text, location), param, allows_http=allows_http)
+    try:
+        joined = urljoin(base.text, location)
+    except ValueError as error:
+        raise _refuse("redirects to a malformed address", param) from error
+    target = parse_url(joined, param, allows_http=allows_http)
     if base.scheme == "https" and target.scheme == "http":
         raise _refuse("redirects from https to http", param)
     return target

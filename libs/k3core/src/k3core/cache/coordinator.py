@@ -17,6 +17,7 @@ from k3core.cache.hashing import ImageMark, extend_digests, root_digest
 from k3core.cache.host_tier import HostTier, make_tier
 from k3core.cache.match import Match, find_match
 from k3core.cache.memory_plan import make_pool
+from k3core.cache.native.chain import native_chain
 from k3core.cache.page_pool import PageMove
 from k3core.cache.paged_manager import PagedManager
 from k3core.cache.positions import StateClass, decode_targets, prompt_targets
@@ -45,6 +46,8 @@ class PrefixCache:
         self, config: CacheConfig, namespace: bytes = b"", tier: HostTier | None = None
     ) -> None:
         config.check()
+        # Compiled now if need be: a start may block, the first request may not.
+        native_chain()
         self.config = config
         self.namespace = namespace
         self.fence = StepFence()

@@ -14,6 +14,7 @@ from hashlib import sha256
 from itertools import pairwise
 from struct import iter_unpack
 
+from k3core.cache.native.chain import native_chain
 from k3core.cache.spec import CacheError
 
 DIGEST_BYTES = 16
@@ -95,8 +96,10 @@ def extend_digests(
     size = unit_tokens * tokens.itemsize
     group = first - first % GROUP_UNITS
     marked = _marks_of_units(images, unit_tokens, group, last) if images else {}
-    cuts = {*range(group + GROUP_UNITS, last, GROUP_UNITS), *marked, *(unit + 1 for unit in marked)}
+    cuts = {*marked, *(unit + 1 for unit in marked)}
     borders = [group, *sorted(cut for cut in cuts if group < cut < last), last]
+    native = native_chain()
+    append_run = _append_run if native is None else native.append_run
     # A view, since a copy of a long prompt costs as much as hashing a tenth of it.
     with memoryview(tokens) as whole, whole.cast("B") as raw:
         for low, high in pairwise(borders):
@@ -107,19 +110,29 @@ def extend_digests(
                 data = parent + raw[low * size : high * size] + marked[low] + _PICTURES
                 digests.append(sha256(data).digest()[:DIGEST_BYTES])
                 continue
-            start = max(low, first)
-            seen = parent + raw[low * size : start * size]
-            _append_run(digests, seen, raw[start * size : high * size], size)
+            groups = (size, GROUP_UNITS - low % GROUP_UNITS, GROUP_UNITS)
+            seen = max(0, first - low)
+            append_run(digests, parent, raw[low * size : high * size], seen, groups)
 
 
-def _append_run(digests: list[bytes], seen: bytes, units: memoryview, size: int) -> None:
-    """Append the digest of `seen` and the units so far, after each unit."""
-    hasher = sha256(seen)
-    update, digest, append = hasher.update, hasher.digest, digests.append
-    # Cutting the units in C is the fastest of the ways that were tried.
-    for (data,) in iter_unpack(f"{size}s", units):
-        update(data)
-        append(digest()[:DIGEST_BYTES])
+def _append_run(
+    digests: list[bytes],
+    parent: bytes,
+    units: memoryview,
+    num_seen: int,
+    groups: tuple[int, int, int],
+) -> None:
+    """What `NativeChain.append_run` does, with two calls into OpenSSL a unit."""
+    size, border, group_units = groups
+    low, start = 0, num_seen
+    while low * size < len(units):
+        hasher = sha256(parent + units[low * size : start * size])
+        update, digest, append = hasher.update, hasher.digest, digests.append
+        # Cutting the units in C is the fastest of the ways that were tried.
+        for (data,) in iter_unpack(f"{size}s", units[start * size : border * size]):
+            update(data)
+            append(digest()[:DIGEST_BYTES])
+        parent, low, start, border = digests[-1], border, border, border + group_units
 
 
 def _marks_of_units(

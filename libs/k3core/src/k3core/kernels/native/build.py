@@ -107,6 +107,7 @@ def build_library(
     cache_dir: Path,
     toolchain: Toolchain,
     optional_flags: Sequence[tuple[str, ...]] = OPTIONAL_FLAGS,
+    source_dir: Path = SOURCE_DIR,
 ) -> Path:
     """Compile, unless that was done before; blocks for a few seconds if not.
 
@@ -114,6 +115,7 @@ def build_library(
         cache_dir: where libraries are kept; created with mode 0700.
         toolchain: what to compile with.
         optional_flags: sets of flags to try in turn, beside those that are always given.
+        source_dir: the C sources and headers, all of which go into the library.
 
     Returns:
         Path of the shared object.
@@ -126,10 +128,10 @@ def build_library(
     errors: list[str] = []
     for optional in optional_flags:
         flags = (*BASE_FLAGS, *optional)
-        library = cache_dir / f"k3-{_fingerprint(flags, toolchain)}.so"
+        library = cache_dir / f"k3-{_fingerprint(source_dir, flags, toolchain)}.so"
         if library.is_file():
             return library
-        failure = _compile(library, flags, toolchain)
+        failure = _compile(sorted(source_dir.glob("*.c")), library, flags, toolchain)
         if failure is None:
             logger.info(
                 "native kernels compiled",
@@ -152,9 +154,9 @@ def _fault_of_folder(folder: Path) -> str | None:
     return None if os.access(folder, os.W_OK) else "cannot be written"
 
 
-def _fingerprint(flags: Sequence[str], toolchain: Toolchain) -> str:
+def _fingerprint(source_dir: Path, flags: Sequence[str], toolchain: Toolchain) -> str:
     digest = hashlib.sha256()
-    for source in sorted(SOURCE_DIR.iterdir()):
+    for source in sorted(source_dir.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     digest.update("\0".join((*flags, toolchain.compiler, toolchain.version)).encode())
     digest.update(_processor().encode())
@@ -173,9 +175,10 @@ def _processor() -> str:
     return "\n".join((platform.machine(), *kept))
 
 
-def _compile(library: Path, flags: Sequence[str], toolchain: Toolchain) -> str | None:
+def _compile(
+    sources: Sequence[Path], library: Path, flags: Sequence[str], toolchain: Toolchain
+) -> str | None:
     """Compile every source side by side, link, rename; the compiler's words if it fails."""
-    sources = sorted(SOURCE_DIR.glob("*.c"))
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
         commands = [

@@ -43,7 +43,9 @@ def test_fet_01_http_is_refused_when_it_is_switched_off() -> None:
         "http://[fe80::1%25eth0]/", "http://[fe80::1%eth0]/", "http://[v1.x]/", "http://a..b/",
         "http://.example/", "http://-a.example/", "http://a-.example/", "http://a_" + "b" * 64 + "/",
         "http://" + "a." * 130 + "example/", "http://good.example/" + "a" * 9000, "http://?a=b/",
-        "http://#/", "http://[127.0.0.1]/", "http://good\u2215a\u200b\u2024.example/", "http://ex\u2100mple.example/",
+        "http://#/", "http://[127.0.0.1]/", "http://good.example[2606:4700::1]/",
+        "http://[2606:4700::1]good.example/", "http://[2606:4700::1].good.example:80/",
+        "http://good\u2215a\u200b\u2024.example/", "http://ex\u2100mple.example/",
     ],
 )  # fmt: skip
 def test_fet_02_what_parsers_disagree_about_is_refused(url: str) -> None:

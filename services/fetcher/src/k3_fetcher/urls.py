@@ -24,6 +24,9 @@ BLOCKED_SUFFIXES = (".localhost", ".local", ".internal", ".localdomain", ".home.
 
 # Surrogates that stand for no byte among them; those that do are a redirect's raw bytes.
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\<>\"{}|^`\ud800-\udc7f\udd00-\udfff]")
+_BRACKETED = re.compile(r"\[[^\[\]]*\](:[0-9]*)?\Z")
+"""An IPv6 address and nothing else; beside it, only some parsers see another host."""
+
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)\Z")
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)\Z")
 _SAFE = "/:@!$&'()*+,;=-._~%?"
@@ -82,7 +85,8 @@ def parse_url(text: str, param: str, *, allows_http: bool) -> ImageUrl:
     if "@" in parts.netloc or "%" in parts.netloc:
         raise _refuse("must not hold a user name or an encoded host", param)
     host, is_literal = _normalise_host(parts.hostname or "", param)
-    if ("[" in parts.netloc) != (":" in host):
+    is_bracketed = _BRACKETED.match(parts.netloc) is not None
+    if is_bracketed != (":" in host) or is_bracketed != ("[" in parts.netloc):
         raise _refuse("has no usable host name", param)
     if port == 0:
         raise _refuse("has an unusable port", param)

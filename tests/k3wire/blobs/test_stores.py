@@ -172,6 +172,25 @@ async def test_a_full_redis_refuses_and_is_still_asked() -> None:
         await store.close()
 
 
+@pytest.mark.parametrize(
+    "reply", [":5\r\n", "*1\r\n+a\r\n", "#t\r\n", "%1\r\n+a\r\n+b\r\n", "!!\r\n"]
+)
+async def test_what_is_no_value_is_never_given_as_one(reply: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            if line.upper() == b"GET\r\n":
+                writer.write(reply.encode())
+            elif line.upper() in (b"HELLO\r\n", b"CLIENT\r\n"):
+                writer.write(b"+OK\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        store = RedisBlobStore.open(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+        with pytest.raises(TierUnavailable):
+            await store.get("k")
+        await store.close()
+
+
 async def test_values_that_are_too_long_are_not_sent() -> None:
     store = RedisBlobStore.open(f"redis://127.0.0.1:{free_port()}/0")
     for put in (store.put, store.put_if_absent):

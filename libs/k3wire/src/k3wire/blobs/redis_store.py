@@ -131,7 +131,11 @@ class RedisBlobStore:
 
     async def get(self, key: str) -> bytes | None:
         """Reads a value; see `BlobStore.get`."""
-        return await self._guard(lambda: self._client.get(key))
+        found: object = await self._guard(lambda: self._client.get(key))
+        if found is not None and not isinstance(found, bytes):
+            # Whatever answers there is no Redis, or answers another question.
+            raise TierUnavailable("Redis gave no value")
+        return found
 
     async def put(self, key: str, data: bytes, *, ttl_s: float) -> None:
         """Writes a value; see `BlobStore.put`."""

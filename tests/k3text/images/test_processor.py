@@ -1,6 +1,7 @@
 """The whole way in one process, against a plain computation that shares no code with it."""
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,8 +9,14 @@ from PIL import Image
 from support.hostile_images import Case, all_cases, cases_of
 from support.pictures import encode, gradient, over_chessboard, reassemble
 
+from k3text.images import decode
 from k3text.images.config import Background, ProcessorConfig
-from k3text.images.header import DEFAULT_MEDIA_TYPES, OPTIONAL_MEDIA_TYPES, ImageLimits
+from k3text.images.header import (
+    DEFAULT_MEDIA_TYPES,
+    OPTIONAL_MEDIA_TYPES,
+    ImageLimits,
+    read_header,
+)
 from k3text.images.keys import content_key, feature_key
 from k3text.images.processor import cut, process
 from k3wire.errors import ImageError
@@ -60,6 +67,22 @@ def test_pre_03_a_picture_is_turned_as_its_exif_says(case: Case) -> None:
 @hostile("PRE-04")
 def test_pre_04_the_first_frame_on_its_canvas_is_the_picture(case: Case) -> None:
     give(case)
+
+
+def test_pre_05_wide_numbers_are_scaled_some_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decode, "STRIP_PIXELS", 7000)
+    grey = np.arange(1000 * 700, dtype=np.uint32).reshape(700, 1000) * 91 % 65_536
+    data = encode(grey.astype(np.uint16), "PNG", compress_level=1)
+    header = read_header(data)
+    tracemalloc.start()
+    found = decode.decode(data, header)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (np.asarray(found) == np.rint(grey / 257).astype(np.uint8)[:, :, None]).all()
+    # All of it at once, in 64 bits, would be 5.6 MB and a few times that.
+    assert most_bytes < 2_000_000 + len(data)
 
 
 @hostile("PRE-05")

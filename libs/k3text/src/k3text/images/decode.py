@@ -10,8 +10,11 @@ import io
 import struct
 import warnings
 import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
@@ -72,6 +75,12 @@ _PILLOW_FAULTS = (
 """What Pillow's parsers are known to raise for damaged files."""
 
 MAX_16_BIT = 65_535
+
+STRIP_PIXELS = 1024 * 1024
+"""Pixels of wide numbers at a time; as 64-bit integers they take 8 MiB."""
+
+# Pillow decides the type of the numbers: 16 or 32 bits, whole or float.
+_Values = NDArray[Any]
 
 
 def decode(data: bytes, header: ImageHeader) -> Image.Image:
@@ -140,22 +149,48 @@ def _without_idle_alpha(picture: Image.Image) -> Image.Image:
 
 def _from_integers(picture: Image.Image) -> Image.Image:
     """Scales 16-bit grey to 8 bits, rounding; Pillow's own conversion would clip it at 255."""
-    values = np.asarray(picture).astype(np.int64)
-    wide = np.clip(values, 0, MAX_16_BIT)
-    grey = Image.fromarray(((wide * 255 + MAX_16_BIT // 2) // MAX_16_BIT).astype(np.uint8))
+
+    def scaled(values: _Values) -> _Values:
+        wide = np.clip(values.astype(np.int64), 0, MAX_16_BIT)
+        return (wide * 255 + MAX_16_BIT // 2) // MAX_16_BIT
+
+    grey = _map_strips(picture, scaled)
     hidden = picture.info.get("transparency")
     if isinstance(hidden, int):
-        alpha = Image.fromarray(np.where(values == hidden, 0, 255).astype(np.uint8))
+        alpha = _map_strips(picture, lambda values: np.where(values == hidden, 0, 255))
         return _without_idle_alpha(Image.merge("RGBA", (grey, grey, grey, alpha)))
     return grey.convert("RGB")
 
 
 def _from_floats(picture: Image.Image) -> Image.Image:
     """Reads float grey as 0 to 1 if no value is above 1, else as 0 to 255."""
-    values = np.nan_to_num(np.asarray(picture, dtype=np.float32), posinf=255.0, neginf=0.0)
-    scale = 255.0 if float(values.max(initial=0.0)) <= 1.0 else 1.0
-    grey = np.clip(np.rint(values * np.float32(scale)), 0, 255).astype(np.uint8)
-    return Image.fromarray(grey).convert("RGB")
+
+    def finite(values: _Values) -> _Values:
+        return np.nan_to_num(values, posinf=255.0, neginf=0.0)
+
+    highest = max(float(finite(values).max()) for _, values in _strips(picture))
+    scale = np.float32(255.0 if highest <= 1.0 else 1.0)
+    grey = _map_strips(picture, lambda values: np.clip(np.rint(finite(values) * scale), 0, 255))
+    return grey.convert("RGB")
+
+
+def _strips(picture: Image.Image) -> Iterator[tuple[int, _Values]]:
+    """Gives a one-channel picture from the top, some rows at a time: [rows, width].
+
+    As arrays of wide numbers, a large picture would take many times its memory.
+    """
+    rows = max(1, STRIP_PIXELS // picture.width)
+    for top in range(0, picture.height, rows):
+        box = (0, top, picture.width, min(top + rows, picture.height))
+        yield top, np.asarray(picture.crop(box))
+
+
+def _map_strips(picture: Image.Image, to_grey: Callable[[_Values], _Values]) -> Image.Image:
+    """Makes 8-bit grey of a one-channel picture, by a function of values to 0 to 255."""
+    grey = Image.new("L", picture.size)
+    for top, values in _strips(picture):
+        grey.paste(Image.fromarray(to_grey(values).astype(np.uint8)), (0, top))
+    return grey
 
 
 def _from_lab(picture: Image.Image) -> Image.Image:

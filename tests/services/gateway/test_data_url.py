@@ -1,6 +1,7 @@
 """Data URLs as clients really write them."""
 
 import base64
+import tracemalloc
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_other_forms_are_refused_with_the_part_named(url: str) -> None:
         decode_data_url(url, 1000, "messages[0].content[1]")
     assert caught.value.param == "messages[0].content[1]"
     assert TEXT[:20] not in caught.value.message
+
+
+def test_a_long_text_without_a_comma_is_refused_unread() -> None:
+    url = "data:" + ";" * 1_000_000
+    tracemalloc.start()
+    with pytest.raises(InvalidBase64Image):
+        decode_data_url(url, 1000, "p")
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 100_000
 
 
 @pytest.mark.parametrize("payload", ["", "  ", "===="])

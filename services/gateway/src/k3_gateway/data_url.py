@@ -53,8 +53,9 @@ def decode_data_url(url: str, max_bytes: int, param: str) -> bytes:
     """
     text = url.strip()
     comma = text.find(",", 5, 5 + MAX_HEADER_CHARS)
-    parameters = text[5:comma].lower().replace(" ", "").split(";")
-    if comma < 0 or "base64" not in parameters[1:]:
+    # Without a comma there is no header, however long the text is.
+    parameters = text[5 : max(comma, 5)].lower().replace(" ", "").split(";")
+    if "base64" not in parameters[1:]:
         raise InvalidBase64Image(
             "Write image data as 'data:image/png;base64,' and the base64 text", param=param
         )

@@ -54,6 +54,22 @@ def test_what_is_decoded_at_once_is_short_whatever_the_pictures_are() -> None:
     assert decode_object(text, 300_000) == value
 
 
+def test_what_only_looks_like_pictures_does_not_keep_pictures_in_the_text() -> None:
+    log = 'print("data: {}")\n"data: [DONE]"' * 2000
+    value = {"messages": [log, *[url(40)] * 2000, url(200_000)]}
+    text = json.dumps(value).encode()
+    assert len(cut_long_strings(text).spans) == 1
+    assert decode_object(text, 300_000) == value
+
+
+@pytest.mark.usefixtures("short")
+def test_no_more_is_cut_out_than_can_be_pictures() -> None:
+    value = {"messages": [url(100)] * (long_strings.MAX_CUTS + 5)}
+    text = json.dumps(value).encode()
+    assert len(cut_long_strings(text).spans) == long_strings.MAX_CUTS
+    assert decode_object(text, 10_000) == value
+
+
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "text",

@@ -12,7 +12,10 @@ LONG_STRING_BYTES = 64 * 1024
 """Data URLs from this length on are cut out."""
 
 MAX_CUTS = 1024
-"""Data URLs that are looked for; any further ones stay in the text."""
+"""Long data URLs that are cut out; any further ones stay in the text."""
+
+MAX_LOOKS = 65_536
+"""Places that are looked at. Most are no picture: logs of event streams are full of them."""
 
 _OPENING = b'"data:'
 
@@ -38,10 +41,10 @@ def cut_long_strings(body: bytes | bytearray) -> CutText:
     spans: dict[str, tuple[int, int]] = {}
     pieces: list[bytes | bytearray] = []
     done = at = 0
-    for _ in range(MAX_CUTS):
+    for _ in range(MAX_LOOKS):
         at = body.find(_OPENING, at)
         end = body.find(b'"', at + 1) + 1
-        if at < 0 or end == 0:
+        if at < 0 or end == 0 or len(spans) == MAX_CUTS:
             break
         # A quote behind a backslash opens and closes nothing: it stands within a string.
         is_whole = body[at - 1 : at] != b"\\" and body[end - 2 : end - 1] != b"\\"

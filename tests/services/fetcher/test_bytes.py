@@ -10,11 +10,13 @@ from support.fetchers import AbsentStore, fetcher, start, until
 from support.picture_host import Held, PictureHost, answer, picture_host
 from support.pictures import encode, gradient
 
-from k3_fetcher.records import UrlRecord, url_key
+from k3_fetcher import records
+from k3_fetcher.records import url_key
 from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.memory_store import MemoryBlobStore
 from k3wire.errors import (
     BlobLost,
+    ErrorInfo,
     SlowDown,
 )
 from k3wire.messages.fetch import ResolveReply
@@ -56,8 +58,36 @@ async def test_fet_25_a_record_that_cannot_be_read_is_a_miss(
     async with fetcher() as found:
         await found.store.put(record_key(host), wrong, ttl_s=60)
         assert (await found.resolve(host.url("/a.png"))).report.outcome == "miss"
-        data = await found.store.get(record_key(host))
-        assert msgspec.msgpack.decode(data or b"", type=UrlRecord).size_bytes == len(PICTURE)
+        assert (await found.resolve(host.url("/a.png"))).report.detail == "fresh"
+
+
+async def test_fet_25_a_record_that_is_damaged_or_of_other_rules_is_a_miss(
+    host: PictureHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fetcher() as found:
+        image = (await found.resolve(host.url("/a.png"))).image
+        key = record_key(host)
+        kept = await found.store.get(key) or b""
+        at = kept.index(image.content_key)
+        for wrong in (
+            kept[:-1],
+            kept[:at] + b"x" + kept[at + 1 :],
+            kept.replace(b"\xa6height\x1e", b"\xa6height\x1f"),
+            kept[16:],
+        ):
+            assert wrong != kept
+            await found.store.put(key, wrong, ttl_s=60)
+            reply = await found.resolve(host.url("/a.png"))
+            assert (reply.report.outcome, reply.image) == ("miss", image)
+        monkeypatch.setattr(records, "SEAL_KEY", b"of another release")
+        assert (await found.resolve(host.url("/a.png"))).report.outcome == "miss"
+
+
+async def test_fet_24_a_refusal_of_a_newer_release_is_none(host: PictureHost) -> None:
+    async with fetcher() as found:
+        info = ErrorInfo(code="of_tomorrow", message="no")
+        await found.handler.records.keep_refusal(record_key(host), info, 60)
+        assert (await found.resolve(host.url("/a.png"))).image.width == 40
 
 
 async def test_fet_25_the_front_is_bounded_by_bytes(host: PictureHost) -> None:

@@ -1,7 +1,8 @@
 """Tier L1: what is known of an image URL, and its bytes; in Redis, with a front in this process.
 
-Keys: `l1:url:…` (tenant and URL) -> record or refusal; `l1:bytes:…` (content key) -> bytes. While
-Redis is away this process goes by what it has seen itself.
+Keys: `l1:url:…` (tenant and URL) -> record or refusal, behind a seal; `l1:bytes:…` (content key) ->
+bytes. What is damaged, cut off or of another release's rules is as good as none. While Redis is
+away this process goes by what it has seen itself.
 """
 
 import asyncio
@@ -13,12 +14,13 @@ import msgspec
 
 from k3_fetcher.gate import Hop
 from k3text.images.keys import content_key
+from k3text.images.versions import RULES
 from k3wire.blobs.base import BlobStore
 from k3wire.blobs.byte_lru import ByteLru
 from k3wire.blobs.image_keys import image_bytes_key
 from k3wire.blobs.memory_store import MemoryBlobStore
 from k3wire.blobs.turns import Turn, take_turn
-from k3wire.errors import ErrorInfo, TierUnavailable
+from k3wire.errors import ErrorInfo, TierUnavailable, from_info
 
 RECORD_LIFE_S = 86400.0
 UNSTORABLE_LIFE_S = 60.0
@@ -28,6 +30,10 @@ SPARE_SHARE = 8
 MIN_SPARE_BYTES = 1024 * 1024
 """Records seen by this process, for while Redis is away, take a part of what images take in front:
 an eighth, and no less than this; a record is about two thirds of a kilobyte."""
+
+SEAL_BYTES = 16
+SEAL_KEY = f"k3 l1 record v1, image rules {RULES}".encode()
+"""Sizes in records are by the rules that read the header; other rules must read it anew."""
 
 LOOP_BYTES = 256 * 1024
 """Bytes that are hashed on the event loop; about a fifth of a millisecond."""
@@ -84,6 +90,15 @@ def url_key(url: str, tenant: str) -> str:
     return f"l1:url:{digest}"
 
 
+def _seal(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=SEAL_BYTES, key=SEAL_KEY).digest() + body
+
+
+def _unseal(data: bytes | None) -> bytes | None:
+    body = data[SEAL_BYTES:] if data else b""
+    return body if data == _seal(body) else None
+
+
 async def hash_bytes(data: bytes) -> bytes:
     """Names encoded bytes, off the loop if they are long."""
     if len(data) <= LOOP_BYTES:
@@ -121,14 +136,14 @@ class ImageRecords:
 
     async def find(self, key: str) -> UrlRecord | None:
         """Reads a record, or None where there is none that can be read."""
-        data = await self._get(key)
+        data = _unseal(await self._get(key))
         with contextlib.suppress(msgspec.DecodeError):
             return msgspec.msgpack.decode(data, type=UrlRecord) if data else None
         return None
 
     async def keep(self, key: str, record: UrlRecord) -> None:
         """Writes a record."""
-        await self._put(key, msgspec.msgpack.encode(record), RECORD_LIFE_S)
+        await self._put(key, _seal(msgspec.msgpack.encode(record)), RECORD_LIFE_S)
 
     async def forget(self, key: str) -> None:
         """Removes a record."""
@@ -138,14 +153,16 @@ class ImageRecords:
 
     async def find_refusal(self, key: str) -> ErrorInfo | None:
         """Reads why a URL gave no image a moment ago, or None."""
-        data = await self._get(f"{key}:no")
+        data = _unseal(await self._get(f"{key}:no"))
         with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.msgpack.decode(data, type=ErrorInfo) if data else None
+            info = msgspec.msgpack.decode(data, type=ErrorInfo) if data else None
+            # A code of a newer release says nothing here.
+            return info if info is not None and from_info(info).code == info.code else None
         return None
 
     async def keep_refusal(self, key: str, info: ErrorInfo, life_s: float) -> None:
         """Remembers why a URL gave no image."""
-        await self._put(f"{key}:no", msgspec.msgpack.encode(info), life_s)
+        await self._put(f"{key}:no", _seal(msgspec.msgpack.encode(info)), life_s)
 
     async def keep_bytes(self, key: bytes, data: bytes, *, is_storable: bool = True) -> bool:
         """Keeps an image's bytes; says whether the store has them.

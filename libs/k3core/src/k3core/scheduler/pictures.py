@@ -43,6 +43,14 @@ class Pictures:
                 return self._limit_from(entry, index, end)
         return end
 
+    def is_on_its_way(self, entry: Entry, position: int) -> bool:
+        """Whether a picture over this position is waited for, rather than room for it."""
+        return self._waits and any(
+            index not in entry.ready_images
+            for index, image in enumerate(entry.request.images)
+            if image.offset <= position < image.offset + image.count
+        )
+
     def acquire(self, entry: Entry, start: int, end: int) -> list[bytes]:
         """Refer to every picture of a chunk; keys of those whose embeddings must be made."""
         embeddings = self._embeddings

@@ -69,7 +69,11 @@ class StepPlanner:
         chunk = next_chunk(cache.config, start, budget, n, sequence.targets)
         limit = self._pictures.limit(entry, start, chunk.end)
         if limit < chunk.end:
-            limit -= limit % cache.config.unit_tokens
+            floor = limit - limit % cache.config.unit_tokens
+            # For one that is on its way a chunk waits with a whole unit behind it. Room may not come
+            # before what lies in this very unit is computed: then the chunk ends inside the unit.
+            if floor > start or self._pictures.is_on_its_way(entry, limit):
+                limit = floor
             if limit <= start:
                 return 0
             chunk = next_chunk(cache.config, start, limit - start, n, sequence.targets)

@@ -55,6 +55,14 @@ def test_a_failed_expectation_exits_non_zero_and_says_which(
         ({"steps": [], "refused": "24"}, "refused"),
         ({"steps": [], "refused": []}, "refused"),
         ({"steps": [{"step": 1}], "refused": ["24"]}, "refused"),
+        ({"steps": [{**_STEPS[0], "max_new": "two"}]}, "max_new"),
+        ({"steps": [{**_STEPS[0], "accepted": [1, -1]}]}, "accepted"),
+        ({"steps": [{**_STEPS[0], "accepted": 3}]}, "accepted"),
+        ({"steps": [{**_STEPS[0], "submit": "pool"}]}, "pool"),
+        ({"steps": [{"lookup": {"as": "pool", "prompt": []}}]}, "pool"),
+        ({"steps": [*_STEPS, {"expect": {"r1": {"hit": {"min": "x"}}}}]}, "min"),
+        ({"steps": [*_STEPS, {"expect": {"r1": {"hit": {"in": 0}}}}]}, "in takes a list"),
+        ({"steps": [{"submit": "r", "prompt": [["a", 0, 10**14]]}]}, "larger than this machine"),
     ],
 )
 def test_an_unknown_key_is_refused_by_name(
@@ -62,6 +70,16 @@ def test_an_unknown_key_is_refused_by_name(
 ) -> None:
     assert _run(tmp_path, document) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{", b"[" * 100_000, b'[{"steps": '])
+def test_a_file_that_is_no_json_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    path = tmp_path / "case.json"
+    path.write_bytes(content)
+    assert main(["simulate", "--scenario", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
 
 
 def test_an_unknown_result_is_a_failed_expectation(tmp_path: Path) -> None:

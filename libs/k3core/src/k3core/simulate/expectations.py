@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
+from k3core.simulate.scenario_file import ScenarioError
+
 # Results and expectations are JSON; every value is looked at before it is used.
 Json = Any
 
@@ -10,7 +12,11 @@ _OPERATORS = {"min", "max", "in", "contains", "lacks"}
 
 
 def failures(expected: Mapping[str, Json], actual: Mapping[str, Json], path: str = "") -> list[str]:
-    """Every expectation that does not hold, as a sentence; empty if all do."""
+    """Every expectation that does not hold, as a sentence; empty if all do.
+
+    Raises:
+        ScenarioError: on an operator with a value that nothing can be compared with.
+    """
     found: list[str] = []
     for key, wanted in expected.items():
         where = f"{path}.{key}" if path else key
@@ -25,6 +31,8 @@ def _compare(wanted: Json, value: Json, where: str) -> list[str]:
     if isinstance(wanted, dict):
         rules = cast("dict[str, Json]", wanted)
         if rules and set(rules) <= _OPERATORS and not isinstance(value, dict):
+            for name, operand in rules.items():
+                _check_operand(name, operand, where)
             return [
                 f"{where}: {value!r} does not meet {name} {operand!r}"
                 for name, operand in rules.items()
@@ -38,6 +46,13 @@ def _compare(wanted: Json, value: Json, where: str) -> list[str]:
     if isinstance(wanted, bool) is not isinstance(value, bool) or wanted != value:
         return [f"{where}: {value!r} is not {wanted!r}"]
     return []
+
+
+def _check_operand(name: str, operand: Json, where: str) -> None:
+    if name in ("min", "max") and not _is_number(operand):
+        raise ScenarioError(f"{where}: {name} takes a number, not {operand!r}")
+    if name == "in" and not isinstance(operand, list):
+        raise ScenarioError(f"{where}: in takes a list, not {operand!r}")
 
 
 def _holds(name: str, operand: Json, value: Json) -> bool:

@@ -19,7 +19,14 @@ from k3core.scheduler.plan import Event, StepPlan
 from k3core.scheduler.request import Request
 from k3core.scheduler.scheduler import Scheduler, SchedulerConfig
 from k3core.simulate.lookup_result import match_result
-from k3core.simulate.scenario_file import Case, Json, ScenarioError, segments
+from k3core.simulate.scenario_file import (
+    Case,
+    Json,
+    ScenarioError,
+    segments,
+    whole,
+    whole_numbers,
+)
 from k3core.simulate.streams import Streams, Text
 from k3core.simulate.toy_device import Script, ToyDevice, fold_of
 
@@ -109,10 +116,10 @@ class ScenarioRunner:
         where = f"submit {name}"
         text = self.streams.text(segments(options.get("prompt", []), where))
         output = self.streams.text(segments(options.get("output", []), where)).tokens
-        max_new = int(options.get("max_new", len(output)))
+        max_new = whole(options.get("max_new", len(output)), f"{where}: max_new")
         if max_new > len(output):
             output = output + self.streams.slice(f"output of {name}", 0, max_new - len(output))
-        accepted = tuple(int(each) for each in options.get("accepted", []))
+        accepted = whole_numbers(options.get("accepted", []), f"{where}: accepted")
         request = Request(
             request_id=name,
             tokens=text.tokens,
@@ -124,6 +131,8 @@ class ScenarioRunner:
             draft_tokens=max(accepted, default=0),
         )
         track = Track(request, text, output[:max_new], self._sequence(request))
+        if name == "pool":
+            raise ScenarioError(f"{where}: this is what the pool's own results are called")
         if name in self.tracks and self.tracks[name].status in ("waiting", "running"):
             raise ScenarioError(f"{where}: a request of this name is live")
         self.tracks[name] = track

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, cast, get_args
 
 from k3core.cache.hashing import namespace_digest
@@ -68,6 +69,8 @@ STEP_KEYS = {
 }
 _CASE_KEYS = {"name", "config", "steps", "comment", "refused"}
 _RETENTION_NAMES = ("prompt_end", "unit_end", "dense", "opportunistic")
+# Tokens between two places of a pass at which the KDA kernel can leave a state.
+_KERNEL_ALIGNMENT = 16
 _RETENTION_KEYS = {"interval", "decode_grid"}
 
 
@@ -157,6 +160,17 @@ def whole(value: Json, where: str, least: int = 0) -> int:
     return value
 
 
+def whole_numbers(value: Json, where: str) -> tuple[int, ...]:
+    """A list of whole numbers of at least 0.
+
+    Raises:
+        ScenarioError: if it is none.
+    """
+    if not isinstance(value, list):
+        raise ScenarioError(f"{where}: a list of whole numbers is wanted, not {value!r}")
+    return tuple(whole(each, where) for each in cast("list[Json]", value))
+
+
 def _case(item: Json, number: int) -> Case:
     found = keys_known(item, _CASE_KEYS, f"case {number}")
     name = str(found.get("name", f"case {number}"))
@@ -233,7 +247,8 @@ def _cache(config: dict[str, Json], name: str) -> CacheConfig:
         num_slots=number("slots", 256),
         state_groups=number("state_pages", 1),
         checkpoint_grid=number("checkpoint_grid", unit * page_units),
-        export_alignment=number("export_alignment", 16),
+        # The kernel's, or less: a case that does not speak of alignment loses no unit to it.
+        export_alignment=number("export_alignment", gcd(_KERNEL_ALIGNMENT, unit)),
         export_mode=cast("ExportMode", choice("export_mode", "in_pass", ExportMode)),
         partial_hits=partial,
         retention=read_retention(config.get("retention", ["prompt_end"]), name),

@@ -190,6 +190,8 @@ def _lookup(runner: ScenarioRunner, step: Step) -> None:
     options = keys_known(step.value, {"as", "prompt", *_IDENTITY_KEYS}, "lookup")
     if "as" not in options:
         raise ScenarioError("lookup: 'as' names the result")
+    if options["as"] == "pool":
+        raise ScenarioError("lookup: this is what the pool's own results are called")
     runner.lookups[str(options["as"])] = runner.look_up(options)
 
 

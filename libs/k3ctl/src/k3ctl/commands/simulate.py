@@ -127,7 +127,13 @@ def run(args: argparse.Namespace) -> int:
     for path in args.scenario:
         try:
             status = max(status, _run_scenario(path))
-        except (ScenarioError, CacheError, OSError, json.JSONDecodeError) as error:
+        except (MemoryError, OverflowError):
+            print(f"k3 simulate: {path}: larger than this machine holds", file=sys.stderr)
+            status = 2
+        except RecursionError:
+            print(f"k3 simulate: {path}: nested too deeply", file=sys.stderr)
+            status = 2
+        except (ScenarioError, CacheError, OSError, UnicodeError, json.JSONDecodeError) as error:
             print(f"k3 simulate: {path}: {error}", file=sys.stderr)
             status = 2
     if args.trace:

@@ -9,6 +9,7 @@ import pytest
 from support.chat_gateway import chat_body, chat_gateway
 from support.raw_png import SIGNATURE, chunk, header
 
+from k3_gateway.chat_request import bodies
 from k3_gateway.chat_request.messages import ImageInput
 from k3_gateway.images import ImageResolver
 from k3text.images.config import ProcessorConfig
@@ -63,6 +64,18 @@ async def test_a_data_url_is_the_gateways_work_and_no_fetchers() -> None:
     own = ("gateway", "none", "miss")
     assert rows == [[own, ("gateway", "L1", "miss")], [own, ("gateway", "L1", "hit")]]
     assert held_bytes == 0
+
+
+async def test_only_pictures_may_be_as_long_as_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_TEXT_BYTES", 100_000)
+    url = data_url(SIGNATURE + header(1, 1, 8, 2) + chunk(b"IDAT", bytes(200_000)))
+    picture = {"type": "image_url", "image_url": url}
+    text = {"type": "text", "text": url}
+    async with asyncio.timeout(10), chat_gateway() as gateway:
+        found = [await gateway.post(chat_body([part])) for part in (picture, text)]
+        assert gateway.pieces.size_bytes == 0
+    assert [status for status, _ in found] == [200, 413]
+    assert found[1][1]["error"]["code"] == "request_too_large"
 
 
 @pytest.mark.parametrize("num_images", [1, 3, 20])

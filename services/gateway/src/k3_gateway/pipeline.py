@@ -196,6 +196,7 @@ class Pipeline:
                 param="model",
             )
         parsed = parse_messages(fields, self.max_images)
+        bodies.check_text(len(body), sum(len(image.url) for image in parsed.images))
         tools = parse_tools(fields.get("tools"), "tools")
         has_dynamic = any(getattr(message, "tools", ()) for message in parsed.messages)
         found = _Parsed(

@@ -77,15 +77,34 @@ def decode_object(body: bytes | bytearray, max_url_bytes: int) -> JsonObject:
     """
     cut = cut_long_strings(body)
     if len(cut.text) > MAX_TEXT_BYTES:
-        raise RequestTooLarge(
-            f"The body without its pictures is larger than {MAX_TEXT_BYTES} bytes; send less text"
-        )
+        raise _too_much_text()
     value = _decode(cut.text)
     if not isinstance(value, dict):
         raise InvalidJson("The body must be a JSON object")
     fields = cast("JsonObject", value)
     _Check(body, cut, max_url_bytes).check_object(fields, 0)
     return fields
+
+
+def check_text(size_bytes: int, num_url_chars: int) -> None:
+    """Refuses what hid its text among the pictures, by beginning it as one.
+
+    Args:
+        size_bytes: of the whole body.
+        num_url_chars: of the URLs of its image parts, decoded; JSON may need twelve bytes for ten
+            of them, and so the bound is a wide one.
+
+    Raises:
+        RequestTooLarge: its text is too long.
+    """
+    if size_bytes - num_url_chars > 2 * MAX_TEXT_BYTES:
+        raise _too_much_text()
+
+
+def _too_much_text() -> RequestTooLarge:
+    return RequestTooLarge(
+        f"The body without its pictures is larger than {MAX_TEXT_BYTES} bytes; send less text"
+    )
 
 
 def _decode(text: bytes | bytearray | memoryview) -> object:

@@ -14,6 +14,7 @@ from time import process_time_ns
 
 from k3core.cache.coordinator import PrefixCache
 from k3core.cache.hashing import extend_digests, root_digest
+from k3core.cache.sequence import Sequence
 from k3core.cache.spec import CacheConfig, Retention
 from k3core.scheduler.plan import RowResult
 from k3core.scheduler.request import Request
@@ -34,6 +35,7 @@ def main() -> None:
         hashing(args.repeat),
         lookup(args.repeat, has_states=True),
         lookup(args.repeat, has_states=False),
+        lookup(args.repeat, has_states=False, num_others=20),
         *scaling(args.repeat),
         million(args.repeat),
     ]
@@ -56,16 +58,31 @@ def hashing(repeat: int) -> Row:
     return "hashing", best / len(tokens), "ns/token", 8.0
 
 
-def lookup(repeat: int, has_states: bool) -> Row:
-    """Match of a 200,000-token prompt that is cached, the worst case having no state on it."""
-    retention = Retention() if has_states else Retention(prompt_end=False)
-    scheduler = _scheduler(200_000, retention)
+def lookup(repeat: int, has_states: bool, num_others: int = 0) -> Row:
+    """Match of a 200,000-token prompt that is cached, the worst cases having no state on it.
+
+    States that other prompts left make each of its digests one that must be looked for.
+    """
+    scheduler = _scheduler(200_000 + num_others * 16_384, Retention())
+    for other in range(num_others):
+        _run(scheduler, f"other {other}", array("i", range(other + 1, other + 16_385)))
     prompt = array("i", range(200_000))
     _run(scheduler, "first", prompt)
     sequence = scheduler.cache.new_sequence("again", prompt)
+    if not has_states:
+        _forget_states(scheduler.cache, sequence)
+    match = scheduler.cache.lookup(sequence)
+    assert bool(match.hit) == has_states, "a case is what its name says"
     best = _best(20 * repeat, lambda: scheduler.cache.lookup(sequence))
-    name = "lookup at 200k tokens" + ("" if has_states else ", no state at all")
-    return name, best / 1e3, "us", 60.0
+    name = "lookup at 200k tokens" + ("" if has_states else ", no state on it")
+    return name + (", others have some" if num_others else ""), best / 1e3, "us", 60.0
+
+
+def _forget_states(cache: PrefixCache, sequence: Sequence) -> None:
+    for digest in sequence.digests:
+        checkpoint = cache.states.sealed.get(digest)
+        if checkpoint is not None:
+            cache.states.evict(checkpoint)
 
 
 def scaling(repeat: int) -> list[Row]:

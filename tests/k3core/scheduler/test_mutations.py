@@ -81,6 +81,7 @@ def _visible_in_the_same_step(patch: Patch) -> dict[str, object]:
             )
         for export, _ in entry.exports:
             place = export.position // unit
+            cache.paged.note_state(sequence.units[place - 1])
             cache.states.seal(
                 Checkpoint(
                     sequence.digests[place - 1],

@@ -133,7 +133,7 @@ class Admitter:
             self._paged.release(reused)
             return None
         sequence.live = self._states.take_over(checkpoint)
-        self._paged.lost_state.add(checkpoint.unit)
+        self._paged.lost_state.add(checkpoint.digest)
         self._stats.takeovers += 1
         self._fill(sequence, match, reused, fresh)
         return Admission(sequence, match, (), None)

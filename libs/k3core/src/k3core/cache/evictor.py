@@ -60,7 +60,7 @@ class Evictor:
         if self._tier is not None and self.is_spilling and not is_surplus:
             pages = tuple(map(self._pool_place, checkpoint.pages))
             self._tier.offer_state(checkpoint.digest, checkpoint.position, pages)
-        self._paged.lost_state.add(checkpoint.unit)
+        self._paged.lost_state.add(checkpoint.digest)
         self._states.evict(checkpoint)
         count(self._stats.evicted_states, checkpoint.reason.name.lower())
 

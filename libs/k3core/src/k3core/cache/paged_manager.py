@@ -5,21 +5,24 @@ reference are ever evicted. A unit belongs to one page for life; a page returns 
 when the last of its units is gone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from k3core.cache.page_pool import PagePool
 from k3core.cache.spec import CacheConfig
 
 _ROOT = -1
+# Units of a path that are looked at as one when states are sought: a path of 200k tokens has 25.
+STRETCH_UNITS = 64
 
 
 class PagedManager:
     """Owns every unit of one arena.
 
     Per unit: `refs` (tables and pins that hold it), `digest` (None: not in the index),
-    `parent`, `children`, `epoch` of the last use, `depth`. Per page: places handed out, places
-    in use, units with a reference.
+    `parent`, `children`, `epoch` of the last use, `depth`, whether a state stood on it. Per page:
+    places handed out, places in use, units with a reference. Per first unit of a stretch: units on
+    which a state stood, on every path that goes on from there, up to the next stretch.
     """
 
     def __init__(self, config: CacheConfig, pool: PagePool) -> None:
@@ -33,8 +36,11 @@ class PagedManager:
         self.children = [0] * num_units
         self.epoch = [0] * num_units
         self.depth = [0] * num_units
-        self.lost_state: set[int] = set()
+        self.lost_state: set[bytes] = set()
         self.is_used = bytearray(num_units)
+        self._had_state = bytearray(num_units)
+        self._stretch = [0] * num_units
+        self._num_with_state = [0] * num_units
         self._next_place = [0] * pool.num_pages
         self._used_places = [0] * pool.num_pages
         self._page_refs = [0] * pool.num_pages
@@ -161,6 +167,7 @@ class PagedManager:
                 self.children[unit] = 0
                 self.epoch[unit] = epoch
                 self.depth[unit] = place
+                self._stretch[unit] = self._stretch[parent] if place % STRETCH_UNITS else unit
                 if parent >= 0:
                     self.children[parent] += 1
             elif known != unit:
@@ -170,6 +177,24 @@ class PagedManager:
                 dropped += 1
             parent = units[place]
         return dropped
+
+    def note_state(self, unit: int) -> None:
+        """A state stands on a unit of the index now; noted until the unit leaves the index."""
+        if not self._had_state[unit]:
+            self._had_state[unit] = 1
+            self._num_with_state[self._stretch[unit]] += 1
+
+    def stretches(self, digests: Sequence[bytes], low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Parts of units low..high - 1 of a path outside of which no state stands or stood.
+
+        Deepest first: where the path runs through a stretch that has states, if only on other
+        branches.
+        """
+        known, counts = self.index.get, self._num_with_state
+        for start in reversed(range(low - low % STRETCH_UNITS, high, STRETCH_UNITS)):
+            unit = known(digests[start])
+            if unit is not None and counts[unit]:
+                yield max(low, start), min(high, start + STRETCH_UNITS)
 
     def oldest_leaf(self) -> tuple[int, int] | None:
         """(epoch, unit) of the next victim, or None; changes nothing that can be observed."""
@@ -191,7 +216,10 @@ class PagedManager:
         assert name is not None
         del self.index[name]
         self.digest[unit] = None
-        self.lost_state.discard(unit)
+        self.lost_state.discard(name)
+        if self._had_state[unit]:
+            self._had_state[unit] = 0
+            self._num_with_state[self._stretch[unit]] -= 1
         parent = self.parent[unit]
         if parent >= 0:
             self.children[parent] -= 1

@@ -63,7 +63,8 @@ class Sealer:
         is_new = self._states.seal(checkpoint)
         if is_new:
             count(self._stats.exports, reason.name.lower())
-            self._paged.lost_state.discard(checkpoint.unit)
+            self._paged.lost_state.discard(checkpoint.digest)
+            self._paged.note_state(checkpoint.unit)
             self._replace_rolling(sequence, checkpoint)
             if self._config.path_cap > 0:
                 # After the step: what it restored from is locked until then.

@@ -155,28 +155,42 @@ class PagedManager:
         Returns:
             How many were dropped.
         """
-        index, dropped = self.index, 0
-        parent = units[start - 1] if start else _ROOT
-        for place in range(start, stop):
-            name, unit = digests[place], units[place]
-            known = index.get(name)
-            if known is None:
-                index[name] = unit
-                self.digest[unit] = name
-                self.parent[unit] = parent
-                self.children[unit] = 0
-                self.epoch[unit] = epoch
-                self.depth[unit] = place
-                self._stretch[unit] = self._stretch[parent] if place % STRETCH_UNITS else unit
-                if parent >= 0:
-                    self.children[parent] += 1
-            elif known != unit:
+        index, dropped, place = self.index, 0, start
+        while place < stop and (known := index.get(digests[place])) is not None:
+            unit = units[place]
+            if known != unit:
                 self.reference((known,))
                 units[place] = known
                 self.release((unit,))
                 dropped += 1
-            parent = units[place]
+            place += 1
+        if place < stop:
+            # The index is closed: what comes after a unit that is not in it is not in it either.
+            self._publish_new(units, digests, place, stop, epoch)
         return dropped
+
+    def _publish_new(
+        self, units: list[int], digests: Sequence[bytes], start: int, stop: int, epoch: int
+    ) -> None:
+        digest, parents, children = self.digest, self.parent, self.children
+        epochs, depths, stretches = self.epoch, self.depth, self._stretch
+        parent, first = units[start - 1] if start else _ROOT, units[start]
+        if parent >= 0:
+            children[parent] += 1
+            first = stretches[parent]
+        fresh = units[start:stop]
+        self.index.update(zip(digests[start:stop], fresh, strict=True))
+        for place, unit in enumerate(fresh, start):
+            if not place % STRETCH_UNITS:
+                first = unit
+            digest[unit] = digests[place]
+            parents[unit] = parent
+            children[unit] = 1
+            epochs[unit] = epoch
+            depths[unit] = place
+            stretches[unit] = first
+            parent = unit
+        children[parent] = 0
 
     def note_state(self, unit: int) -> None:
         """A state stands on a unit of the index now; noted until the unit leaves the index."""

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from support.fetchers import Names, failure, fetcher
@@ -97,7 +98,10 @@ async def test_fet_08_bytes_are_not_read_for_a_denied_host(host: PictureHost) ->
             await found.read(image)
 
 
-async def test_fet_16_downloads_are_bounded_by_host(host: PictureHost) -> None:
+@pytest.mark.parametrize("limit", ["max_downloads_per_host", "max_downloads"])
+async def test_fet_16_downloads_are_bounded_by_host_and_in_all(
+    host: PictureHost, limit: str
+) -> None:
     gate = asyncio.Event()
 
     async def wait(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -108,7 +112,8 @@ async def test_fet_16_downloads_are_bounded_by_host(host: PictureHost) -> None:
 
     for index in range(12):
         host.answers[f"/{index}"] = wait
-    async with fetcher(max_downloads_per_host=3) as found:
+    settings: dict[str, Any] = {limit: 3}
+    async with fetcher(**settings) as found:
         replies = await asyncio.gather(*(found.resolve(host.url(f"/{i}")) for i in range(12)))
     assert len(replies) == 12
     assert host.max_open == 3

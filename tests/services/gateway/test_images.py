@@ -13,10 +13,15 @@ from k3_gateway.chat_request import bodies
 from k3_gateway.chat_request.messages import ImageInput
 from k3_gateway.images import ImageResolver
 from k3text.images.config import ProcessorConfig
+from k3text.images.keys import content_key
+from k3wire import subjects
 from k3wire.blobs.memory_store import MemoryBlobStore
+from k3wire.bus.base import Headers
 from k3wire.bus.memory import MemoryBus
 from k3wire.errors import ImageError, InvalidImageUrl
-from k3wire.messages.fetch import MAX_URL_CHARS
+from k3wire.messages.base import StageReport
+from k3wire.messages.fetch import MAX_URL_CHARS, ResolveReply, ResolveRequest
+from k3wire.messages.media import ImageRef
 from k3wire.service.pieces import PieceHolder
 
 FAR_NS = 1 << 62
@@ -76,6 +81,87 @@ async def test_only_pictures_may_be_as_long_as_pictures(monkeypatch: pytest.Monk
         assert gateway.pieces.size_bytes == 0
     assert [status for status, _ in found] == [200, 413]
     assert found[1][1]["error"]["code"] == "request_too_large"
+
+
+def answered(request: ResolveRequest, width: int) -> ResolveReply:
+    """What a fetcher says of a picture that is one pixel high."""
+    return ResolveReply(
+        image=ImageRef(
+            content_key=content_key(request.url.encode()),
+            media_type="image/png",
+            width=width,
+            height=1,
+            size_bytes=1,
+            url=request.url,
+        ),
+        report=StageReport(
+            stage="fetcher", outcome="miss", worker_id="f", start_unix_ns=0, duration_ns=0
+        ),
+    )
+
+
+def urls(count: int) -> list[ImageInput]:
+    return [
+        ImageInput(url=f"https://a.example/{number}", param=f"images[{number}]")
+        for number in range(count)
+    ]
+
+
+async def test_fet_16_eight_pictures_are_asked_for_at_once_and_keep_their_order() -> None:
+    resolver = image_resolver(PieceHolder("k3.pieces"))
+    waiting: list[asyncio.Future[None]] = []
+    most = 0
+
+    async def answer(request: ResolveRequest, headers: Headers) -> ResolveReply:
+        nonlocal most
+        waiting.append(asyncio.get_running_loop().create_future())
+        most = max(most, len(waiting))
+        if len(waiting) == 8 or request.url.endswith("/18"):
+            # One too many would come now. The latest is answered first.
+            for _ in range(50):
+                await asyncio.sleep(0)
+            while waiting:
+                waiting.pop().set_result(None)
+        else:
+            await waiting[-1]
+        return answered(request, 1 + int(request.url.rpartition("/")[2]))
+
+    await resolver.bus.serve(subjects.shared(subjects.RESOLVE), subjects.RESOLVE, answer)
+    async with asyncio.timeout(5), resolver.resolve(urls(19), "r", "", FAR_NS) as found:
+        assert [size.width for size in found.sizes] == list(range(1, 20))
+    assert most == 8
+
+
+async def test_fet_16_the_first_failure_ends_the_request_and_its_siblings() -> None:
+    resolver = image_resolver(PieceHolder("k3.pieces"))
+    asked: list[str] = []
+
+    async def answer(request: ResolveRequest, headers: Headers) -> ResolveReply:
+        asked.append(request.param)
+        if request.param == "images[7]":
+            raise InvalidImageUrl("no", param=request.param)
+        await asyncio.Event().wait()
+        raise AssertionError("nobody is answered")
+
+    await resolver.bus.serve(subjects.shared(subjects.RESOLVE), subjects.RESOLVE, answer)
+    async with asyncio.timeout(5):
+        with pytest.raises(InvalidImageUrl) as refused:
+            async with resolver.resolve(urls(20), "r", "", FAR_NS):
+                pass
+    assert refused.value.param == "images[7]"
+    # The next one may begin before the failure is heard of.
+    assert len(asked) <= 9
+
+
+async def test_pre_14_pictures_that_do_not_fit_the_context_cost_their_headers_only() -> None:
+    data = SIGNATURE + header(4096, 4096, 8, 2) + chunk(b"IDAT", b"no pixels")
+    parts = [{"type": "image_url", "image_url": {"url": data_url(data)}}] * 7
+    async with asyncio.timeout(10), chat_gateway() as gateway:
+        status, answer = await gateway.post(chat_body(parts))
+        assert (gateway.asked, gateway.pieces.size_bytes) == ([], 0)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    # Seven times 16,641.
+    assert "116487" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("num_images", [1, 3, 20])

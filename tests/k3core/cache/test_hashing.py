@@ -104,7 +104,7 @@ def test_a_picture_changes_every_unit_it_overlaps_and_what_follows_and_nothing_b
 
 
 @pytest.mark.parametrize("other", [_picture(6, 6), _picture(7, 5), _picture(7, 6, "dog")])
-def test_offset_size_and_content_of_a_picture_all_count(other: ImageMark) -> None:
+def test_cac_04_offset_size_and_content_of_a_picture_all_count(other: ImageMark) -> None:
     assert _chain([0] * 24, images=(_picture(7, 6),))[-1] != _chain([0] * 24, images=(other,))[-1]
 
 

@@ -5,7 +5,7 @@ import random
 from k3core.scheduler.embeddings import EmbeddingCache
 
 
-def test_an_unreferenced_picture_makes_room_and_is_reported_once() -> None:
+def test_cac_05_an_unreferenced_picture_makes_room_and_is_reported_once() -> None:
     cache = EmbeddingCache(10)
     assert cache.acquire(b"x", 6)
     cache.release(b"x")
@@ -24,7 +24,7 @@ def test_one_dropped_and_wanted_again_in_one_step_is_not_reported() -> None:
     assert cache.drain_dropped() == (b"b",)
 
 
-def test_a_picture_stays_until_its_last_occurrence_is_released() -> None:
+def test_cac_05_a_picture_stays_until_its_last_occurrence_is_released() -> None:
     cache = EmbeddingCache(8)
     assert cache.acquire(b"a", 4)
     assert not cache.acquire(b"a", 4)

@@ -127,6 +127,29 @@ def test_a_trace_is_replayed_and_told_as_one_object(
     assert main(["simulate", "--trace", str(path), "--unit", "100"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "hit_tokens"),
+    [
+        ([], 256),
+        (["--drop-match", "writer"], 256),
+        (["--draft", "no_drop"], 256),
+        (["--draft", "drop"], 192),
+    ],
+)
+def test_only_a_drafter_that_drops_asks_how_a_writer_went_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], hit_tokens: int
+) -> None:
+    path = tmp_path / "session.json"
+    # Four units of 64 are shared; the first goes on in a fifth that the second does not have.
+    first = {"in": 330, "out": 5, "hash_ids": [1, 2, 3, 4, 5]}
+    second = {"in": 400, "out": 5, "hash_ids": [1, 2, 3, 4, 6, 7]}
+    session = {"id": "s", "block_size": 64, "requests": [first, second]}
+    path.write_text(json.dumps(session))
+    words = ["--format", "agent-sessions", "--unit", "64", "--retention", "dense"]
+    assert main(["simulate", "--trace", str(path), *words, *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["hit_tokens"] == hit_tokens
+
+
 @pytest.mark.parametrize("retention", ["none", "dense", "prompt_end,interval:1024", '["unit_end"]'])
 def test_retention_can_be_given_as_words_or_as_a_scenarios_list(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], retention: str

@@ -269,7 +269,9 @@ def _config(args: argparse.Namespace, unit: int) -> CacheConfig:
         promotion=args.promotion,
         draft=args.draft,
         replay_tokens=args.replay_tokens,
-        is_drop_strict=(args.drop_match or _DROP_MATCH.get(args.format)) == "writer",
+        # What a dropped unit must match is nobody's question where none is dropped.
+        is_drop_strict=args.draft == "drop"
+        and (args.drop_match or _DROP_MATCH.get(args.format)) == "writer",
         partial_hits=args.partial_hits == "true",
         path_cap=args.path_cap,
         codec=args.codec,

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from train_nano.talk import Reply, Turn
 from train_nano.words import Words
 
-WORD_KINDS = ("password", "secret", "word")
-KINDS = ("code", "number", "phone", "room", "key", *WORD_KINDS)
-"""What a fact can be of. One word each, none the end of another: "the number of Anna" must not
-stand in "the phone number of Anna"."""
-
+WORD_KINDS = ("password", "secret word", "colour word")
+KINDS = ("code", "number", "phone number", "room", "key", *WORD_KINDS)
 FORMS = (
     "The {k} of {n} is {v}.",
     "Remember: the {k} of {n} is {v}.",

@@ -80,11 +80,12 @@ class StepPlanner:
         step.encode_images += self._pictures.acquire(entry, start, chunk.end)
         is_last = chunk.end == n
         wants = is_last and entry.num_generated < entry.request.max_new_tokens
-        for position in chunk.exports:
-            if position == n and self._will_donate(entry):
-                continue
-            reason = sequence.targets.get(position, StateClass.ENDPOINT)
-            self._export(entry, start, position, reason)
+        reasons = {p: sequence.targets.get(p, StateClass.ENDPOINT) for p in chunk.exports}
+        # Slots may not suffice for all: what the next prompt will want most is asked for first.
+        for position in sorted(reasons, key=lambda p: (reasons[p], p), reverse=True):
+            if position < n or not self._will_donate(entry):
+                self._export(entry, start, position, reasons[position])
+        entry.exports.sort(key=lambda each: each[0].position)
         step.rows.append(DraftRow(entry, start, chunk.end, 0, False, wants))
         return chunk.end - start
 

@@ -99,6 +99,8 @@ class ScenarioRunner:
         self.is_reset_accepted: bool | None = None
         # Pictures that the worker was told to forget, in order.
         self.dropped_images: list[str | int] = []
+        # Whose prompts a step in flight computes, by its number.
+        self._passes: dict[int, list[Track]] = {}
         self._image_names: dict[bytes, str | int] = {}
         self._is_audited = is_audited
         self._sealed_bytes: dict[bytes, bytes] = {}
@@ -180,8 +182,11 @@ class ScenarioRunner:
             # What leaves or moves does so all the same: the cache counts on it.
             self.device.run(replace(plan, rows=(), restores=(), loads=(), encodes=()))
             self.scheduler.fail(plan, lacking)
+            for track in self._passes.pop(plan.step):
+                track.forwards.pop()
             self.check()
             return
+        del self._passes[plan.step]
         for event in self.scheduler.commit(plan, self.device.run(plan)):
             self._note_event(event)
         planned = [(row.request_id, export.position) for row in plan.rows for export in row.exports]
@@ -262,12 +267,13 @@ class ScenarioRunner:
     # --- notes ---------------------------------------------------------------------------
 
     def _note_plan(self, plan: StepPlan) -> None:
-        encoded = set(plan.encode_images)
+        encoded, passes = set(plan.encode_images), self._passes.setdefault(plan.step, [])
         for row in plan.rows:
             track = self.tracks[row.request_id]
             track.status = "running"
             if not row.is_decode:
                 track.forwards.append(row.length)
+                passes.append(track)
             for need in row.images:
                 if need.key in encoded:
                     encoded.discard(need.key)

@@ -6,6 +6,9 @@ medians of alternating rounds, so that a busy machine slows both sides alike.
 
     OMP_NUM_THREADS=2 python benchmarks/model_cpu.py
 
+The reference computes every row of every layer, as the plain modules do: a tap keeps it from the
+shortcut of the last layer, which is the model's and not the kernels'.
+
 Each side has two threads: the fast one those of its kernels, the reference torch's. Torch has one
 while the kernels run, because a second one of its own would spin on their core.
 """
@@ -44,8 +47,9 @@ GOALS = {"prefill": 3.0, "decode": 2.0}
 class Bench:
     """One backend's model with a cache for a batch of equal sequences."""
 
-    def __init__(self, model: TextModel, batch: int, max_tokens: int) -> None:
+    def __init__(self, model: TextModel, batch: int, max_tokens: int, *, is_plain: bool) -> None:
         self.model = model
+        self.taps = (f"layer{model.config.num_layers - 1}.stream",) if is_plain else ()
         units = -(-max_tokens // UNIT_TOKENS)
         device = torch.device("cpu")
         self.views: CacheViews = allocate_views(
@@ -66,9 +70,9 @@ class Bench:
             context_lengths=(context,) * self.batch,
             unit_tables=self.tables,
             state_pages=self.pages,
-            logits_rows=torch.tensor(starts[1:]) - 1,
+            logits_rows=tuple(end - 1 for end in starts[1:]),
         )
-        return self.model(batch, self.views).logits
+        return self.model(batch, self.views, self.taps).logits
 
 
 def load(backend: str, directory: Path, config: ModelConfig, dtype: torch.dtype) -> TextModel:
@@ -89,7 +93,10 @@ def time_s(work: Callable[[], object]) -> float:
 def measure(models: dict[str, TextModel], batch: int, rounds: int, steps: int) -> dict[str, object]:
     """Prefill and decode speed of each backend, alternating."""
     ids = torch.arange(batch * (PROMPT + steps)).reshape(batch, -1) * 7919 % 700
-    benches = {name: Bench(model, batch, PROMPT + steps) for name, model in models.items()}
+    benches = {
+        name: Bench(model, batch, PROMPT + steps, is_plain=name == "reference")
+        for name, model in models.items()
+    }
     prefill: dict[str, list[float]] = {name: [] for name in models}
     decode: dict[str, list[float]] = {name: [] for name in models}
     num_threads = torch.get_num_threads()
@@ -121,7 +128,7 @@ def disagreement(models: dict[str, TextModel]) -> float:
     ids = torch.arange(80).unsqueeze(0) * 7919 % 700
     outputs: dict[str, list[torch.Tensor]] = {name: [] for name in models}
     for name, model in models.items():
-        bench = Bench(model, 1, 80)
+        bench = Bench(model, 1, 80, is_plain=name == "reference")
         for low, high in ((0, 50), (50, 70), *((t, t + 1) for t in range(70, 80))):
             outputs[name].append(bench.step(ids[:, low:high], low))
     gaps = torch.cat(outputs["auto"]) - torch.cat(outputs["reference"])

@@ -30,7 +30,8 @@ from k3wire.messages.media import ImageSlot
 
 WAIT_S = 10.0
 WIDTH = 64
-PREFIX = "l3/micro/"
+CHECKPOINT = "micro"
+PREFIX = f"l3/{CHECKPOINT}/"
 TOKEN_BYTES = 4 * WIDTH
 
 
@@ -82,7 +83,7 @@ class Bench:
             request_id=request_id,
             items=tuple(items),
             dtype=dtype,
-            weights_fingerprint="micro",
+            weights_fingerprint=self.handler.parts.fingerprint,
             deadline_unix_ns=time.time_ns() + int(WAIT_S * 1e9),
         )
 
@@ -105,6 +106,7 @@ async def open_bench(
     pixel_bytes: int,
     fabric: MemoryFabric,
     turns: BlobStore | None = None,
+    checkpoint: str = CHECKPOINT,
 ) -> Bench:
     bus, transfer, own = MemoryBus(), fabric.engine(), fabric.engine()
     memory = HostMemory(1 << 22)
@@ -121,10 +123,10 @@ async def open_bench(
         bus=bus,
         transfer=own,
         tower=tower,
-        shelf=Shelf(cache_room, store, PREFIX, turns),
+        shelf=Shelf(cache_room, store, f"l3/{checkpoint}/", turns),
         pixel_room=pixel_room,
         worker_id="encoder-test",
-        fingerprint="micro",
+        fingerprint=checkpoint,
         processor_version="test",
     )
     preprocessor = FakePreprocessor(bus, fabric.engine())
@@ -138,13 +140,25 @@ def with_bench(
     cache_bytes: int = 1 << 20,
     pixel_bytes: int = 1 << 20,
     stores: Sequence[ObjectStore | None] = (None,),
+    checkpoints: Sequence[str] = (),
 ) -> None:
-    """Runs a test on a bench; with several stores, on one bench after the other."""
+    """Runs a test on a bench; with several stores, on one bench after the other.
+
+    Args:
+        test: what to run.
+        cache_bytes: of the encoder's cache.
+        pixel_bytes: of its room for pixels.
+        stores: shared stores, one a bench.
+        checkpoints: what each bench says it serves; the same for all unless named.
+    """
+
+    names = checkpoints or (CHECKPOINT,) * len(stores)
 
     async def run() -> None:
         torch.set_num_threads(1)
-        for store in stores:
-            bench = await open_bench(store, cache_bytes, pixel_bytes, MemoryFabric())
+        for store, checkpoint in zip(stores, names, strict=True):
+            fabric = MemoryFabric()
+            bench = await open_bench(store, cache_bytes, pixel_bytes, fabric, None, checkpoint)
             try:
                 async with asyncio.timeout(2 * WAIT_S):
                     await test(bench)

@@ -40,17 +40,17 @@ class Lessons:
         """A short lesson without pictures: tools, facts, variables, JSON, talk."""
         kind = draw.random()
         words = Words(self.split, draw)
-        if kind < 0.04:
+        if kind < 0.03:
             return Talk(tuple(chatting.repeat_turn(words, draw) for _ in range(3)))
-        if kind < 0.38:
+        if kind < 0.39:
             return self.tools(draw)
-        if kind < 0.60:
+        if kind < 0.53:
             return self.needle(draw, draw.choice((0, 200, 500)), draw.randint(1, 5), 4)
-        if kind < 0.74:
+        if kind < 0.76:
             turns = reading.variable_turns(words, draw, draw.randint(4, 9))
-        elif kind < 0.86:
+        elif kind < 0.84:
             turns = seeing.told_turns(draw, self.config, 4)
-        elif kind < 0.94:
+        elif kind < 0.93:
             turn, wanted = chatting.json_turn(words, draw)
             return Talk((*self._asides(words, draw), turn), response_format=wanted)
         else:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from train_nano.talk import Reply, Turn
 from train_nano.words import Words
 
-WORD_KINDS = ("password", "secret word", "colour word")
-KINDS = ("code", "number", "phone number", "room", "key", *WORD_KINDS)
+WORD_KINDS = ("password", "secret", "word")
+KINDS = ("code", "number", "phone", "room", "key", *WORD_KINDS)
+"""None ends another, or a question for the one would also name the other."""
+
 FORMS = (
     "The {k} of {n} is {v}.",
     "Remember: the {k} of {n} is {v}.",
@@ -71,8 +73,9 @@ def variable_turns(words: Words, draw: random.Random, num_turns: int) -> list[Tu
     turns: list[Turn] = []
     while len(turns) < num_turns:
         if not values or draw.random() < 0.45:
-            text = _assignments(names, values, words, draw)
-            turns.append(Turn("noted", text, (Reply("OK.", "set", ""),)))
+            text, was_set = _assignments(names, values, words, draw)
+            said = ", ".join(f"{name} = {values[name]}" for name in was_set)
+            turns.append(Turn("noted", text, (Reply(f"OK: {said}.", "set", ""),)))
             continue
         name = draw.choice(sorted(values))
         text = draw.choice(
@@ -86,14 +89,16 @@ def variable_turns(words: Words, draw: random.Random, num_turns: int) -> list[Tu
 
 def _assignments(
     names: list[str], values: dict[str, str], words: Words, draw: random.Random
-) -> str:
+) -> tuple[str, list[str]]:
+    """A message that sets some variables, and which; their values are changed."""
     texts: list[str] = []
-    for name in draw.sample(names, draw.randint(1, min(3, len(names)))):
+    chosen = draw.sample(names, draw.randint(1, min(3, len(names))))
+    for name in chosen:
         value = words.digits(1, 3) if draw.random() < 0.7 else words.noun()
         form = draw.choice(("{n} = {v}", "now {n} = {v}", "set {n} = {v}", "let {n} = {v}"))
         texts.append(form.replace("{n}", name).replace("{v}", value))
         values[name] = value
-    return draw.choice((", ", "; ", " and ")).join(texts) + "."
+    return draw.choice((", ", "; ", " and ")).join(texts) + ".", chosen
 
 
 def _facts(words: Words, draw: random.Random, count: int) -> list[Fact]:

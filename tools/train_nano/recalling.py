@@ -20,9 +20,9 @@ def recall_turn(words: Words, draw: random.Random, most: int = 10) -> Turn:
     """Two to `most` pairs told, then all or some of them asked for in another order."""
     kind = draw.random()
     count = draw.randint(2, most)
-    if kind < 0.45:
+    if kind < 0.40:
         return _facts(words, draw, count)
-    if kind < 0.75:
+    if kind < 0.85:
         return _variables(words, draw, count)
     return _objects(draw, min(count, 6))
 

@@ -203,12 +203,12 @@ class Trainer:
 
     def _text_rows(self, draw: random.Random) -> tuple[str, list[Row]]:
         share = self._minutes / self._plan.minutes
-        long_share = 0.0 if share < LONG_FROM else 0.08
+        long_share = 0.0 if share < LONG_FROM else 0.12
         middle_share = 0.0 if share < MIDDLE_FROM else 0.14
         is_early = share < COPYING_UNTIL
         chance = draw.random()
         if chance < long_share:
-            characters = draw.choice((4000, 8000, 8000))
+            characters = draw.choice((4000, 8000, 8000, 12000))
             talk = self._lessons.needle(draw, characters, draw.randint(1, 24), 10)
             return "long", [self._writer.write(talk, draw.choice(MODES), draw)]
         if chance < long_share + middle_share:

@@ -134,10 +134,7 @@ def _batch(plan: StepPlan) -> ForwardBatch:
         context_lengths=tuple(row.start for row in rows),
         unit_tables=tables,
         state_pages=torch.tensor([row.state_pages for row in rows], dtype=torch.int32),
-        logits_rows=torch.tensor(
-            [starts[i + 1] - 1 for i, row in enumerate(rows) if row.wants_logits],
-            dtype=torch.int64,
-        ),
+        logits_rows=tuple(starts[i + 1] - 1 for i, row in enumerate(rows) if row.wants_logits),
         exports=tuple(
             StateExport(i, export.offset, export.pages)
             for i, row in enumerate(rows)

@@ -41,7 +41,7 @@ def _step(views: CacheViews, rows: list[int], counts: list[int], done: list[int]
         context_lengths=tuple(done[i] for i in rows),
         unit_tables=torch.tensor(tables, dtype=torch.int32),
         state_pages=torch.tensor([[2 * i, 2 * i + 1] for i in rows], dtype=torch.int32),
-        logits_rows=torch.arange(starts[-1]),
+        logits_rows=tuple(range(starts[-1])),
     )
     return micro_model("cpu-native")(batch, views).logits
 

@@ -72,7 +72,7 @@ class Bench:
             context_lengths=tuple(s.num_done for s, _ in work),
             unit_tables=tables,
             state_pages=torch.tensor([s.pages for s, _ in work], dtype=torch.int32),
-            logits_rows=torch.arange(starts[-1]),
+            logits_rows=tuple(range(starts[-1])),
             exports=exports,
         )
         logits = self.model(batch, self.views).logits
@@ -169,7 +169,7 @@ def test_a_chunk_that_wants_no_logits_still_advances_its_sequence() -> None:
         context_lengths=(0,),
         unit_tables=torch.tensor([sequence.units], dtype=torch.int32),
         state_pages=torch.tensor([sequence.pages], dtype=torch.int32),
-        logits_rows=torch.empty(0, dtype=torch.int64),
+        logits_rows=(),
     )
     output = bench.model(batch, bench.views)
     assert output.logits.shape == (0, golden().config.text.vocab_size)

@@ -6,39 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.golden_model import golden
+from support.random_model import base, layers, write_model
 
-from k3core.config import Attention, ModelConfig, TextConfig
+from k3core.config import TextConfig
 from k3core.engine.single_sequence import Segment, SingleSequence
 from k3core.kernels.registry import reference_kernels, select_kernels
-from k3core.model.initialise import initialise
 from k3core.model.plans import MlaForm
-from k3core.model.text import TextModel
-from k3core.weights.config_file import load_config
-from k3core.weights.loading import LoadOptions, allocate, load_text_model
-from k3core.weights.saving import save_checkpoint, training_config
+from k3core.weights.loading import LoadOptions, load_text_model
 
 LENGTH = 41
-
-
-def base() -> TextConfig:
-    return golden().config.text
-
-
-def layers(kinds: str, dense: int = 1) -> TextConfig:
-    """The base model with layers K (KDA) and M (MLA), the first `dense` of them dense."""
-    names: dict[str, Attention] = {"K": "kda", "M": "mla"}
-    attention = tuple(names[kind] for kind in kinds)
-    is_moe = tuple(index >= dense for index in range(len(kinds)))
-    return replace(
-        base(),
-        num_layers=len(kinds),
-        attention=attention,
-        is_moe=is_moe,
-        kda=base().kda if "K" in kinds else None,
-        mla=base().mla if "M" in kinds else None,
-        moe=base().moe if any(is_moe) else None,
-    )
 
 
 def shapes() -> dict[str, TextConfig]:
@@ -103,20 +79,9 @@ def shapes() -> dict[str, TextConfig]:
     }
 
 
-def make(directory: Path, text: TextConfig) -> ModelConfig:
-    """A random checkpoint of this shape, written and read back."""
-    with torch.device("meta"):
-        model = TextModel(training_config(text), reference_kernels())
-    allocate(model, torch.device("cpu"), torch.float32)
-    initialise(model, seed=1)
-    config = replace(golden().config, text=text, vision=None)
-    save_checkpoint(directory, config, model, None)
-    return load_config(directory)
-
-
 @pytest.mark.parametrize("name", list(shapes()))
 def test_paged_chunks_agree_with_the_dense_pass(name: str, tmp_path: Path) -> None:
-    config = make(tmp_path, shapes()[name])
+    config = write_model(tmp_path, shapes()[name])
     assert config.text == shapes()[name]
     device = torch.device("cpu")
     ids = torch.arange(LENGTH) * 37 % config.text.vocab_size

@@ -120,6 +120,20 @@ def test_an_encoder_that_starts_empty_hits_what_another_shared() -> None:
     assert outcomes == [("miss", "computed", 1), ("hit", "shared", 0)]
 
 
+def test_cac_05_an_encoder_of_another_checkpoint_takes_nothing_that_was_shared() -> None:
+    outcomes: list[tuple[str, str, str]] = []
+
+    async def test(bench: Bench) -> None:
+        reply, (rows,) = await bench.ask([SMALL])
+        assert np.array_equal(rows, expected("small"))
+        report = own_report(reply)
+        outcomes.append((bench.handler.parts.fingerprint, report.outcome, report.detail))
+
+    store = MemoryObjectStore()
+    with_bench(test, stores=[store, store], checkpoints=["old", "new"])
+    assert outcomes == [("old", "miss", "computed"), ("new", "miss", "computed")]
+
+
 def test_a_damaged_shared_copy_is_a_miss() -> None:
     store = MemoryObjectStore()
 

@@ -44,7 +44,7 @@ class ForwardBatch:
         unit_tables: [B, max_units], int32, CPU: unit j of sequence b holds its tokens
             j * U .. (j + 1) * U. Entries past the sequence's end are 0 and are not read.
         state_pages: [B, G], int32, CPU: live state page of each KDA group.
-        logits_rows: [R], int64: packed rows whose logits are wanted.
+        logits_rows: R host integers, ascending: packed rows whose logits are wanted.
         exports: checkpoints to write inside the pass.
         image_rows: [M], int64, packed rows whose embedding is replaced, or None.
         image_embeds: [M, D], the replacing rows, in the model's dtype, or None.
@@ -55,7 +55,7 @@ class ForwardBatch:
     context_lengths: tuple[int, ...]
     unit_tables: torch.Tensor
     state_pages: torch.Tensor
-    logits_rows: torch.Tensor
+    logits_rows: tuple[int, ...]
     exports: tuple[StateExport, ...] = ()
     image_rows: torch.Tensor | None = None
     image_embeds: torch.Tensor | None = None

@@ -76,25 +76,31 @@ def test_odd_widths_of_plain_experts_meet_float64(moe: NativeMoe) -> None:
     assert (out - truth).abs().max() <= 3e-6 * truth.abs().max()
 
 
-def test_every_code_and_every_scale_is_unpacked_exactly(moe: NativeMoe) -> None:
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 8])
+def test_every_code_and_every_scale_is_unpacked_exactly(
+    moe: NativeMoe, num_rows: int, group: int
+) -> None:
     """One expert whose down rows pick single middle columns shows what was unpacked."""
     codes = torch.arange(256, dtype=torch.uint8).repeat(1, 64, 1)[:, :, :16]
     codes = (codes + 16 * torch.arange(64, dtype=torch.uint8)[None, :, None]).contiguous()
     scales = torch.arange(96, 160, dtype=torch.uint8).reshape(1, 64, 1)
+    scales = torch.cat([scales + i for i in range(32 // group)], dim=2)
     identity = torch.zeros(1, 32, 16, dtype=torch.uint8)
     for column in range(32):
         identity[0, column, column // 2] = 0x2 if column % 2 == 0 else 0x20
-    weights = ExpertWeights(codes, scales, identity, torch.full((1, 32, 1), 127).byte(), 32)
-    truth = dequantise(codes[0], scales[0], 32, torch.float64)
+    ones = torch.full((1, 32, 32 // group), 127).byte()
+    weights = ExpertWeights(codes, scales, identity, ones, group)
+    truth = dequantise(codes[0], scales[0], group, torch.float64)
     silu = Activation(None, None)
     for column in range(32):
-        x = torch.zeros(1, 32)
-        x[0, column] = 1.0
-        one = torch.ones(1, 1)
-        out = moe.experts(x, torch.zeros(1, 1, dtype=torch.long), one, weights, silu)
+        x = torch.zeros(num_rows, 32)
+        x[:, column] = 1.0
+        first, one = torch.zeros(num_rows, 1, dtype=torch.long), torch.ones(num_rows, 1)
+        out = moe.experts(x, first, one, weights, silu)
         gate, up = truth[:32, column], truth[32:, column]
         expected = gate * torch.sigmoid(gate) * up
-        assert torch.allclose(out[0].double(), expected, rtol=1e-6, atol=0)
+        assert torch.allclose(out.double(), expected.expand(num_rows, -1), rtol=1e-6, atol=0)
 
 
 def test_bfloat16_rows_and_weights_are_widened(moe: NativeMoe) -> None:
@@ -107,16 +113,38 @@ def test_bfloat16_rows_and_weights_are_widened(moe: NativeMoe) -> None:
     assert torch.equal(out, moe.experts(x.float(), ids, shares, wide, SITU).bfloat16())
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_a_token_has_the_same_bits_alone_and_in_any_batch(moe: NativeMoe, is_packed: bool) -> None:
-    weights = (_packed if is_packed else _plain)(6, 64, 96)
+# Rows of one chain and of several, of one pass and of two; groups smaller and larger than a word's.
+WEIGHTS = {
+    "packed": _packed(6, 64, 96),
+    "packed in sixteens, long rows": _packed(6, 320, 160, group=16),
+    "packed in sixty-fours": _packed(6, 192, 576, group=64),
+    "plain": _plain(6, 64, 96),
+    "plain, odd": _plain(6, 141, 277),
+}
+
+
+@pytest.mark.parametrize("name", list(WEIGHTS))
+def test_a_token_has_the_same_bits_alone_and_in_any_batch(moe: NativeMoe, name: str) -> None:
+    weights = WEIGHTS[name]
     # About 200 rows an expert, more than the kernel takes in one block.
-    x = _draw(400, 64)
+    x = _draw(400, weights.w2.shape[1])
     ids, shares = _choice(400, 6, 3)
     together = moe.experts(x, ids, shares, weights, SITU)
-    for rows in (slice(0, 1), slice(13, 15), slice(40, 90)):
+    for first, count in ((0, 1), (13, 2), (20, 3), (25, 5), (40, 50)):
+        rows = slice(first, first + count)
         alone = moe.experts(x[rows], ids[rows], shares[rows], weights, SITU)
-        assert torch.equal(alone, together[rows])
+        assert torch.equal(alone, together[rows]), count
+
+
+@pytest.mark.parametrize("name", list(WEIGHTS))
+def test_few_rows_of_one_expert_have_the_bits_of_many(moe: NativeMoe, name: str) -> None:
+    weights = WEIGHTS[name]
+    x = _draw(1, weights.w2.shape[1]).expand(13, -1).contiguous()
+    ids, shares = torch.full((13, 1), 4), torch.ones(13, 1)
+    together = moe.experts(x, ids, shares, weights, SITU)
+    for count in range(1, 13):
+        few = moe.experts(x[:count], ids[:count], shares[:count], weights, SITU)
+        assert torch.equal(few, together[:1].expand(count, -1)), count
 
 
 RULES = [

@@ -57,14 +57,13 @@ class SingleSequence:
         """Run the next chunk; logits of every row of it, or of its last row only."""
         length = len(segment.token_ids)
         assert self.num_tokens + length <= self._max_tokens, "the cache is full"
-        device = segment.token_ids.device
         batch = ForwardBatch(
             token_ids=segment.token_ids,
             query_starts=(0, length),
             context_lengths=(self.num_tokens,),
             unit_tables=self._table,
             state_pages=self._pages,
-            logits_rows=torch.arange(0 if all_logits else length - 1, length, device=device),
+            logits_rows=tuple(range(0 if all_logits else length - 1, length)),
             image_rows=segment.image_rows,
             image_embeds=segment.image_embeds,
         )

@@ -71,7 +71,7 @@ class TorchRunner:
             unit_tables=torch.zeros(1, 1, dtype=torch.int32),
             # One page more for each group: rows and states must not share one.
             state_pages=torch.arange(1, num_groups + 1, dtype=torch.int32).unsqueeze(0),
-            logits_rows=torch.zeros(1, dtype=torch.int64, device=self._device),
+            logits_rows=(0,),
         )
         with torch.inference_mode():
             self._model(batch, self._arena.views)
@@ -196,7 +196,6 @@ class TorchRunner:
         unit_tables = torch.zeros(len(rows), max(len(row.units) for row in rows), dtype=torch.int32)
         for index, row in enumerate(rows):
             unit_tables[index, : len(row.units)] = torch.tensor(row.units, dtype=torch.int32)
-        logits_rows = [starts[i + 1] - 1 for i, row in enumerate(rows) if row.wants_logits]
         image_rows, image_embeds = self._images(rows, starts)
         return ForwardBatch(
             token_ids=torch.tensor(token_ids, dtype=torch.int64, device=self._device),
@@ -204,7 +203,7 @@ class TorchRunner:
             context_lengths=tuple(row.start for row in rows),
             unit_tables=unit_tables,
             state_pages=torch.tensor([row.state_pages for row in rows], dtype=torch.int32),
-            logits_rows=torch.tensor(logits_rows, dtype=torch.int64, device=self._device),
+            logits_rows=tuple(starts[i + 1] - 1 for i, row in enumerate(rows) if row.wants_logits),
             exports=tuple(
                 StateExport(index, export.offset, export.pages)
                 for index, row in enumerate(rows)

@@ -48,12 +48,14 @@ def build(base: Kernels) -> Kernels:
     library = native_library()
     library.set_threads(torch.get_num_threads())
     kda, mla, moe = NativeKda(library), NativeMla(library), NativeMoe(library)
+    linear = NativeLinear(library)
     norm, attn_res = NativeNorm(library), NativeAttnRes(library)
     return replace(
         base,
         name="cpu-native",
         reason=f"compiled {library.path.name}, {library.get_threads()} threads",
-        linear=NativeLinear(library).run,
+        linear=linear.run,
+        prepare_weight=linear.prepare,
         rms_norm=norm.rms_norm,
         gated_rms_norm=norm.gated_rms_norm,
         activate=NativeActivation(library).run,

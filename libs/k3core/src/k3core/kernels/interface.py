@@ -187,6 +187,8 @@ class Kernels:
         reason: why it was chosen, for logs.
         checkpoint_alignment: exports' offsets must be multiples of it; 1 for no rule.
         linear: (x [..., I], weight [O, I]) -> [..., O].
+        prepare_weight: (weight [O, I]) -> None: told of a weight that `linear` will be given and
+            nobody will change any more; a backend may keep it in a better order too.
         rms_norm: (x_TD, weight_D, eps) -> TD: weight * cast(x32 * rsqrt(mean x32^2 + eps)).
         gated_rms_norm: (o_THV float32, weight_V float32, gate_THV, eps) -> THV in the dtype of
             gate: rms_norm in float32, times the weight, times sigmoid(gate).
@@ -217,6 +219,7 @@ class Kernels:
     reason: str
     checkpoint_alignment: int
     linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    prepare_weight: Callable[[torch.Tensor], None]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     gated_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
     activate: Callable[[torch.Tensor, Activation], torch.Tensor]

@@ -49,6 +49,7 @@ def reference_kernels() -> Kernels:
         reason="asked for",
         checkpoint_alignment=1,
         linear=torch.nn.functional.linear,
+        prepare_weight=_leave,
         rms_norm=norm.rms_norm,
         gated_rms_norm=norm.gated_rms_norm,
         activate=situ.activate,
@@ -95,6 +96,10 @@ def select_kernels(device: torch.device, prefer: str = "auto") -> Kernels:
                 "kernel backend unavailable", extra={"backend": backend.name, "why": str(error)}
             )
     return _log(replace(base, reason=f"no faster backend for {device.type}"))
+
+
+def _leave(weight: torch.Tensor) -> None:
+    """Nothing is kept: torch multiplies with weights as they are stored."""
 
 
 def _log(kernels: Kernels) -> Kernels:

@@ -30,6 +30,11 @@ class DepthState:
     stream: torch.Tensor
     snapshots: list[torch.Tensor] = field(default_factory=list)
 
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drops all rows but the named ones, [R] int64."""
+        self.stream = self.stream[rows]
+        self.snapshots = [snapshot[rows] for snapshot in self.snapshots]
+
 
 class DepthMix(nn.Module):
     """A pseudo-query over depth: the norm weight and projection row of one AttnRes mixture."""
@@ -71,18 +76,27 @@ class DecoderLayer(nn.Module):
             self.mlp = DenseMlp(config, config.intermediate_size, kernels)
 
     def forward(
-        self, state: DepthState, attend: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        state: DepthState,
+        attend: Callable[[torch.Tensor], torch.Tensor],
+        kept: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Advance the depth state by this layer.
 
         Args:
             state: changed in place.
             attend: this layer's attention bound to the pass's cache.
+            kept: [R] int64, the only rows that `attend` gives and that the state has
+                afterwards, or None for all T.
 
         Returns:
-            What attention gave, [T, D]: the tap `layerN.attn_out`.
+            What attention gave, [T, D] or [R, D]: the tap `layerN.attn_out`.
         """
         attended = attend(self._normed(state, self.attention_mix, self.input_norm))
+        if kept is not None:
+            state.keep(kept)
+            if not len(kept):
+                return attended
         if self._is_block_start:
             state.snapshots.append(state.stream)
             state.stream = attended

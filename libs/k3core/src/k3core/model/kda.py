@@ -11,6 +11,7 @@ from torch import nn
 
 from k3core.config import KdaConfig
 from k3core.kernels.interface import KdaInputs, KdaPlan, KdaStates, KdaWeights, Kernels
+from k3core.model.plans import LastReads
 
 
 class KdaAttention(nn.Module):
@@ -39,16 +40,33 @@ class KdaAttention(nn.Module):
         self.o_norm = nn.Parameter(torch.empty(dim, dtype=torch.float32))
 
     def forward(
-        self, x_TD: torch.Tensor, plan: KdaPlan, states: KdaStates, is_decode: bool
+        self,
+        x_TD: torch.Tensor,
+        plan: KdaPlan,
+        states: KdaStates,
+        is_decode: bool,
+        last: LastReads | None = None,
     ) -> torch.Tensor:
         """Attend packed chunks, reading and writing their states in place.
 
+        Args:
+            x_TD: packed rows.
+            plan: of this layer's group.
+            states: of this layer.
+            is_decode: see `PassPlans.is_kda_decode`.
+            last: the only rows whose results are wanted, or None for all T.
+
         Returns:
-            [T, D] in x's dtype.
+            [T, D] in x's dtype, or [R, D] of the named rows.
         """
         inputs, gate = self._project(x_TD)
         kernel = self._kernels.kda_decode if is_decode else self._kernels.kda_prefill
-        return self._finish(kernel(inputs, self._weights(), plan, states), gate)
+        out = kernel(inputs, self._weights(), plan, states)
+        if last is not None:
+            if not last.mla:
+                return x_TD.new_empty(0, x_TD.shape[1])
+            out, gate = out[last.rows], gate[last.rows]
+        return self._finish(out, gate)
 
     def forward_dense(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Attend whole sequences from zero states; differentiable."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from k3core.config import MlaConfig
 from k3core.kernels.interface import Kernels, MlaWeights
-from k3core.model.plans import MlaPart, PassPlans
+from k3core.model.plans import LastReads, MlaPart, PassPlans
 
 
 class MlaAttention(nn.Module):
@@ -40,33 +40,53 @@ class MlaAttention(nn.Module):
         self.o_proj = nn.Parameter(torch.empty(hidden_size, out_width))
 
     def forward(
-        self, x_TD: torch.Tensor, plans: PassPlans, latent_PGUX: torch.Tensor
+        self,
+        x_TD: torch.Tensor,
+        plans: PassPlans,
+        latent_PGUX: torch.Tensor,
+        last: LastReads | None = None,
     ) -> torch.Tensor:
         """Write the chunks' rows, then attend through the cache.
 
+        Args:
+            x_TD: packed rows.
+            plans: of the pass.
+            latent_PGUX: this layer's rows.
+            last: the only rows that are to attend, or None for all T.
+
         Returns:
-            [T, D] in x's dtype.
+            [T, D] in x's dtype, or [R, D] of the named rows.
         """
-        q_TNX, rows_TX, gate = self._project(x_TD)
+        query, rows_TX, gate = self._project(x_TD)
         self._kernels.mla_write(latent_PGUX, rows_TX, plans.units, plans.places)
-        return self._finish(self._attend(q_TNX, latent_PGUX, plans.mla), gate)
+        parts = plans.mla
+        if last is not None:
+            if not last.mla:
+                return x_TD.new_empty(0, x_TD.shape[1])
+            query, gate, parts = query[last.rows], gate[last.rows], last.mla
+        return self._finish(self._attend(self._queries(query), latent_PGUX, parts), gate)
 
     def forward_dense(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Attend causally within each sequence of a batch; differentiable."""
-        q_BTNX, rows_BTX, gate = self._project(x_BTD)
+        query, rows_BTX, gate = self._project(x_BTD)
+        q_BTNX = self._queries(query)
         return self._finish(self._kernels.mla_dense(q_BTNX, rows_BTX, self._weights()), gate)
 
     def _project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [..., N, K + R], rows [..., C + R] and the raw gate [..., N * V or 0]."""
+        """What queries are made of, rows [..., C + R] and the raw gate [..., N * V or 0]."""
         config, kernels = self._config, self._kernels
         query, row, gate = kernels.linear(x_TD, self.in_proj).split(self._splits, dim=-1)
+        latent, shared = row.split((config.kv_lora_rank, config.rope_dim), dim=-1)
+        latent = kernels.rms_norm(latent, self.kv_a_norm, config.latent_norm_eps)
+        return query, torch.cat((latent, shared), dim=-1), gate
+
+    def _queries(self, query: torch.Tensor) -> torch.Tensor:
+        """Queries [..., N, K + R] of what was projected."""
+        config, kernels = self._config, self._kernels
         if self.q_a_norm is not None and self.q_b_proj is not None:
             normed = kernels.rms_norm(query, self.q_a_norm, config.latent_norm_eps)
             query = kernels.linear(normed, self.q_b_proj)
-        latent, shared = row.split((config.kv_lora_rank, config.rope_dim), dim=-1)
-        latent = kernels.rms_norm(latent, self.kv_a_norm, config.latent_norm_eps)
-        query = query.unflatten(-1, (config.num_heads, -1))
-        return query, torch.cat((latent, shared), dim=-1), gate
+        return query.unflatten(-1, (config.num_heads, -1))
 
     def _attend(
         self, q_TNX: torch.Tensor, latent_PGUX: torch.Tensor, parts: tuple[MlaPart, ...]

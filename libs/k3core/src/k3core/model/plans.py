@@ -40,6 +40,19 @@ class MlaPart:
 
 
 @dataclass(frozen=True, slots=True)
+class LastReads:
+    """The rows that are still read after the last layer, where they are not all.
+
+    Attributes:
+        rows: [R] int64 packed rows, ascending; none of a prompt's inner chunk.
+        mla: how they attend, with starts counted within `rows`; no part if there is no row.
+    """
+
+    rows: torch.Tensor
+    mla: tuple[MlaPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PassPlans:
     """Plans of one pass.
 
@@ -49,6 +62,7 @@ class PassPlans:
         units: [T] int64, the unit that each packed token's MLA row is written to.
         places: [T] int64, its place within the unit.
         mla: the batch split by form, one or two parts.
+        last: what the last layer may confine itself to once it has written its cache, or None.
     """
 
     kda: tuple[KdaPlan, ...]
@@ -56,10 +70,20 @@ class PassPlans:
     units: torch.Tensor
     places: torch.Tensor
     mla: tuple[MlaPart, ...]
+    last: LastReads | None
 
 
-def plan_pass(batch: ForwardBatch, views: CacheViews, form: MlaForm) -> PassPlans:
-    """Build the plans of a pass; the batch must hold at least one token a sequence."""
+def plan_pass(
+    batch: ForwardBatch, views: CacheViews, form: MlaForm, *, reads_all: bool = False
+) -> PassPlans:
+    """Build the plans of a pass; the batch must hold at least one token a sequence.
+
+    Args:
+        batch: the step.
+        views: of the cache.
+        form: of MLA layers.
+        reads_all: every row is read after the last layer, whatever logits are wanted.
+    """
     starts = batch.query_starts
     lengths = [end - start for start, end in itertools.pairwise(starts)]
     assert len(lengths) == len(batch.context_lengths), "one chunk a sequence"
@@ -72,7 +96,8 @@ def plan_pass(batch: ForwardBatch, views: CacheViews, form: MlaForm) -> PassPlan
         is_kda_decode=max(lengths) == 1 and not batch.exports,
         units=units.to(device),
         places=places.to(device),
-        mla=_plan_mla(batch, lengths, form),
+        mla=_plan_mla(_chunks(batch, lengths), form, device),
+        last=None if reads_all else _plan_last(batch, form),
     )
 
 
@@ -105,41 +130,72 @@ def _plan_kda(batch: ForwardBatch, device: torch.device) -> tuple[KdaPlan, ...]:
     )
 
 
-def _plan_mla(batch: ForwardBatch, lengths: list[int], form: MlaForm) -> tuple[MlaPart, ...]:
-    if form == "auto":
-        absorbed = [length <= ABSORBED_MAX_TOKENS for length in lengths]
-    else:
-        absorbed = [form == "absorbed"] * len(lengths)
-    tables = batch.unit_tables.long().to(batch.token_ids.device)
-    if len(set(absorbed)) == 1:
-        plan = MlaPlan(
-            starts=batch.query_starts, contexts=batch.context_lengths, unit_tables=tables
-        )
-        return (MlaPart(is_absorbed=absorbed[0], rows=None, plan=plan),)
-    return tuple(
-        _plan_part(
-            batch, lengths, tables, [i for i, a in enumerate(absorbed) if a == wanted], wanted
-        )
-        for wanted in (False, True)
-    )
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Consecutive query rows of one sequence.
+
+    Attributes:
+        rows: packed.
+        context: tokens of the sequence before them.
+        table: [max_units] int32, its units.
+    """
+
+    rows: range
+    context: int
+    table: torch.Tensor
 
 
-def _plan_part(
-    batch: ForwardBatch,
-    lengths: list[int],
-    tables: torch.Tensor,
-    sequences: list[int],
-    is_absorbed: bool,
-) -> MlaPart:
-    starts = [0]
-    for sequence in sequences:
-        starts.append(starts[-1] + lengths[sequence])
-    rows = torch.cat(
-        [torch.arange(batch.query_starts[i], batch.query_starts[i + 1]) for i in sequences]
+def _chunks(batch: ForwardBatch, lengths: list[int]) -> list[_Chunk]:
+    return [
+        _Chunk(range(start, start + length), context, table)
+        for start, length, context, table in zip(
+            batch.query_starts, lengths, batch.context_lengths, batch.unit_tables, strict=False
+        )
+    ]
+
+
+def _plan_last(batch: ForwardBatch, form: MlaForm) -> LastReads | None:
+    wanted = batch.logits_rows
+    if len(wanted) == len(batch.token_ids):
+        return None
+    device = batch.token_ids.device
+    runs: list[_Chunk] = []
+    sequence = 0
+    for row in wanted:
+        while row >= batch.query_starts[sequence + 1]:
+            sequence += 1
+        start = batch.query_starts[sequence]
+        last = runs[-1].rows if runs else range(0)
+        if last and last.stop == row > start:
+            runs[-1] = _Chunk(range(last.start, row + 1), runs[-1].context, runs[-1].table)
+            continue
+        context = batch.context_lengths[sequence] + row - start
+        runs.append(_Chunk(range(row, row + 1), context, batch.unit_tables[sequence]))
+    rows = torch.tensor(wanted, dtype=torch.int64, device=device)
+    return LastReads(rows, _plan_mla(runs, form, device) if runs else ())
+
+
+def _plan_mla(chunks: list[_Chunk], form: MlaForm, device: torch.device) -> tuple[MlaPart, ...]:
+    """Plans of chunks; their rows are counted within all rows of these chunks."""
+    forms = [
+        form == "absorbed" if form != "auto" else len(chunk.rows) <= ABSORBED_MAX_TOKENS
+        for chunk in chunks
+    ]
+    starts = [0, *itertools.accumulate(len(chunk.rows) for chunk in chunks)]
+    if len(set(forms)) == 1:
+        return (MlaPart(forms[0], None, _plan_part(chunks, device)),)
+    parts: list[MlaPart] = []
+    for is_absorbed in (False, True):
+        chosen = [i for i, absorbed in enumerate(forms) if absorbed == is_absorbed]
+        rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in chosen])
+        plan = _plan_part([chunks[i] for i in chosen], device)
+        parts.append(MlaPart(is_absorbed, rows.to(device), plan))
+    return tuple(parts)
+
+
+def _plan_part(chunks: list[_Chunk], device: torch.device) -> MlaPlan:
+    return MlaPlan(
+        starts=(0, *itertools.accumulate(len(chunk.rows) for chunk in chunks)),
+        contexts=tuple(chunk.context for chunk in chunks),
+        unit_tables=torch.stack([chunk.table for chunk in chunks]).long().to(device),
     )
-    plan = MlaPlan(
-        starts=tuple(starts),
-        contexts=tuple(batch.context_lengths[i] for i in sequences),
-        unit_tables=tables[sequences],
-    )
-    return MlaPart(is_absorbed=is_absorbed, rows=rows.to(batch.token_ids.device), plan=plan)

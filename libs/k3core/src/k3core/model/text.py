@@ -9,6 +9,10 @@ rounding of matrix products whose row count differs with the batch; in float32 o
 move by less than 2e-5 of their scale, and the choice of expanded or absorbed attention
 depends on the chunk's own length alone.
 
+After the last layer only the wanted rows are read. That layer writes the cache for all T rows
+and does the rest of its work for these R alone, unless taps are asked for: an inner chunk of a
+prompt needs none of it.
+
 Letters: B sequences, T packed tokens, D model width, R wanted rows.
 """
 
@@ -23,6 +27,22 @@ from k3core.config import TextConfig
 from k3core.kernels.interface import KdaStates, Kernels
 from k3core.model.decoder_layer import DecoderLayer, DepthMix, DepthState
 from k3core.model.plans import MlaForm, PassPlans, plan_pass
+
+PREPARED = frozenset(
+    [
+        "in_proj",
+        "f_b_proj",
+        "g_b_proj",
+        "q_b_proj",
+        "o_proj",
+        "gate_up",
+        "down",
+        "latent_down",
+        "latent_up",
+        "router",
+    ]
+)
+"""Matrices that layers give to `Kernels.linear` as they are stored."""
 
 _Attend = Callable[[torch.Tensor], torch.Tensor]
 
@@ -55,6 +75,15 @@ class TextModel(nn.Module):
             else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         )
 
+    def prepare_weights(self) -> None:
+        """Let the backend keep what it wants of loaded weights, which change no more.
+
+        The head is not among them: it is the largest and meets few rows.
+        """
+        for name, parameter in self.named_parameters():
+            if name.rpartition(".")[2] in PREPARED:
+                self._kernels.prepare_weight(parameter)
+
     def forward(
         self, batch: ForwardBatch, views: CacheViews, taps: Sequence[str] = ()
     ) -> ForwardOutput:
@@ -71,16 +100,18 @@ class TextModel(nn.Module):
         Returns:
             Logits [R, vocabulary] float32, and the taps, each [T, D].
         """
-        plans = plan_pass(batch, views, self._mla_form)
+        plans = plan_pass(batch, views, self._mla_form, reads_all=bool(taps))
         attends = self._bind_cache(plans, views)
         state = self._embed(batch.token_ids, batch.image_rows, batch.image_embeds)
-        tapped = self._run_layers(state, attends, frozenset(taps))
-        rows = batch.logits_rows
-        if not len(rows):
+        kept = None if plans.last is None else plans.last.rows
+        tapped = self._run_layers(state, attends, frozenset(taps), kept)
+        if not batch.logits_rows:
             # A chunk before the prompt's last one wants no logits at all.
             empty = state.stream.new_empty(0, self.config.vocab_size, dtype=torch.float32)
             return ForwardOutput(logits=empty, taps=tapped)
-        return ForwardOutput(logits=self._head(_rows_of(state, rows)), taps=tapped)
+        if len(batch.logits_rows) != len(state.stream):
+            state.keep(torch.tensor(batch.logits_rows, device=state.stream.device))
+        return ForwardOutput(logits=self._head(state), taps=tapped)
 
     def forward_dense(
         self,
@@ -103,7 +134,8 @@ class TextModel(nn.Module):
         """
         state, _ = self._run_dense(token_ids_BT, image_rows, image_embeds, ())
         if logits_rows is not None:
-            return self._head(_rows_of(state, logits_rows))
+            state.keep(logits_rows)
+            return self._head(state)
         return self._head(state).unflatten(0, token_ids_BT.shape)
 
     def forward_dense_taps(
@@ -156,26 +188,37 @@ class TextModel(nn.Module):
         """Each layer's attention with its part of the cache."""
         attends: list[_Attend] = []
         num_kda = num_mla = 0
-        for kind, layer in zip(self.config.attention, self._layers(), strict=True):
-            if kind == "kda":
+        for index, layer in enumerate(self._layers()):
+            last = plans.last if index + 1 == self.config.num_layers else None
+            if self.config.attention[index] == "kda":
                 states = KdaStates(recurrent=views.recurrent[num_kda], conv=views.conv[num_kda])
                 plan = plans.kda[views.group_of_layer[num_kda]]
                 bound = partial(
-                    layer.attention, plan=plan, states=states, is_decode=plans.is_kda_decode
+                    layer.attention,
+                    plan=plan,
+                    states=states,
+                    is_decode=plans.is_kda_decode,
+                    last=last,
                 )
                 num_kda += 1
             else:
-                bound = partial(layer.attention, plans=plans, latent_PGUX=views.latent[num_mla])
+                latent = views.latent[num_mla]
+                bound = partial(layer.attention, plans=plans, latent_PGUX=latent, last=last)
                 num_mla += 1
             attends.append(bound)
         return attends
 
     def _run_layers(
-        self, state: DepthState, attends: Sequence[_Attend], wanted: frozenset[str]
+        self,
+        state: DepthState,
+        attends: Sequence[_Attend],
+        wanted: frozenset[str],
+        kept: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
+        """Run all layers, the last for the kept rows only; returns the wanted taps."""
         tapped: dict[str, torch.Tensor] = {}
         for index, (layer, attend) in enumerate(zip(self._layers(), attends, strict=True)):
-            attended = layer(state, attend)
+            attended = layer(state, attend, kept if index + 1 == len(attends) else None)
             if not wanted:
                 continue
             if f"layer{index}.attn_out" in wanted:
@@ -209,10 +252,6 @@ class TextModel(nn.Module):
 
     def _layers(self) -> list[DecoderLayer]:
         return list(self.layers)  # type: ignore[arg-type]  # ModuleList is not generic
-
-
-def _rows_of(state: DepthState, rows: torch.Tensor) -> DepthState:
-    return DepthState(state.stream[rows], [snapshot[rows] for snapshot in state.snapshots])
 
 
 def _attend_dense(attend: _Attend, shape: torch.Size, x_TD: torch.Tensor) -> torch.Tensor:

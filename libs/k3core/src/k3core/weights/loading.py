@@ -78,6 +78,7 @@ def load_text_model(
         target = slot_view(parameters[slot.parameter], slot)
         target.copy_(fitted(name, tensor, slot, target))
         report(tensor)
+    model.prepare_weights()
     return model.eval()
 
 

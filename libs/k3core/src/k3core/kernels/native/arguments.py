@@ -50,6 +50,14 @@ class LinearArgs(ctypes.Structure):
     )
 
 
+class PanelArgs(ctypes.Structure):
+    """`panel_args` of panels.c."""
+
+    _fields_ = _fields(
+        (_POINTER, "x w out"), (_LONG, "x_row out_row M N K"), (_INT, "w_type out_type")
+    )
+
+
 class ActivationArgs(ctypes.Structure):
     """`activation` of activation.h."""
 
@@ -150,6 +158,7 @@ STRUCT_ENTRIES: Iterable[str] = (
     "k3_kda_train_forward",
     "k3_kda_train_backward",
     "k3_linear",
+    "k3_linear_panels",
     "k3_experts",
     "k3_rms_norm",
     "k3_gated_rms_norm",

@@ -1,17 +1,14 @@
 /* Routed experts: every chosen expert is unpacked once a call, tile by tile, and multiplied
  * with all the rows that chose it; for one row it is a product with a vector.
  *
- * Packed weights (MXFP4) stay packed in memory; eight rows at a time are unpacked into the
- * first-level cache. A row's shares are added in the order in which the router named them, so
+ * Packed weights (MXFP4) stay packed in memory; some columns of some rows at a time are unpacked
+ * into panels. A row's shares are added in the order in which the router named them, so
  * its bits do not depend on the batch. Sums are float32.
  *
  * Source: OCP Microscaling Formats v1.0; K3 architecture sheet, sections 2.6 and 3.3.
  */
 #include "activation.h"
-#include "dot.h"
-
-/* Weights as stored: K3_F32, K3_BF16, or two elements a byte with one scale a group. */
-enum { K3_MXFP4 = 2 };
+#include "expert_panels.h"
 
 /* Middle columns (or output columns) of one task. */
 #define COLUMNS 32
@@ -38,115 +35,59 @@ typedef struct {
   long num_active, T;
 } slab;
 
-/* Elements of 16 lie as evens, then odds: what unpacking nibbles gives without a shuffle. */
-static void store_split(float *to, const float *from, long n) {
-  for (long i = 0; i < n; i += 16)
-    for (int j = 0; j < 8; j++) {
-      to[i + j] = from[i + 2 * j];
-      to[i + 8 + j] = from[i + 2 * j + 1];
-    }
-}
-
-#ifdef __AVX2__
-static void unpack_sixteen(float *to, const uint8_t *from, float scale) {
-  const __m256 magnitudes = _mm256_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f, 12.0f);
-  __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
-  __m256i odd = _mm256_srli_epi32(codes, 4), sign = _mm256_set1_epi32(8);
-  __m256 low = _mm256_permutevar8x32_ps(magnitudes, codes);
-  __m256 high = _mm256_permutevar8x32_ps(magnitudes, odd);
-  __m256i low_sign = _mm256_slli_epi32(_mm256_and_si256(codes, sign), 28);
-  __m256i high_sign = _mm256_slli_epi32(_mm256_and_si256(odd, sign), 28);
-  low = _mm256_xor_ps(low, _mm256_castsi256_ps(low_sign));
-  high = _mm256_xor_ps(high, _mm256_castsi256_ps(high_sign));
-  _mm256_storeu_ps(to, _mm256_mul_ps(low, _mm256_set1_ps(scale)));
-  _mm256_storeu_ps(to + 8, _mm256_mul_ps(high, _mm256_set1_ps(scale)));
-}
-#else
-static void unpack_sixteen(float *to, const uint8_t *from, float scale) {
-  static const float twice[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
-                                  -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
-  for (int j = 0; j < 8; j++) {
-    to[j] = twice[from[j] & 15] * scale;
-    to[8 + j] = twice[from[j] >> 4] * scale;
-  }
-}
-#endif
-
-/* 2^(exponent - 128): half of the E8M0 scale, for the table holds twice the magnitudes. */
-K3_INLINE float half_scale(uint8_t exponent) {
-  union { uint32_t u; float f; } word;
-  word.u = exponent >= 2 ? (uint32_t)(exponent - 1) << 23 : 0x00200000u << exponent;
-  return word.f;
-}
-
-/* Row `row` of a weight as floats, in `wide` unless it can be used where it lies. */
-static const float *weight_row(float *wide, const void *w, const uint8_t *scales, long row, long K,
-                               long group, int type) {
-  if (type == K3_F32) return (const float *)w + row * K;
-  if (type == K3_BF16) {
-    load_row(wide, w, row * K, type, K);
-    return wide;
-  }
-  const uint8_t *bytes = (const uint8_t *)w + row * (K / 2);
-  const uint8_t *exponents = scales + row * (K / group);
-  for (long g = 0; g < K / group; g++) {
-    float scale = half_scale(exponents[g]);
-    for (long i = 0; i < group; i += 16)
-      unpack_sixteen(wide + g * group + i, bytes + (g * group + i) / 2, scale);
-  }
-  return wide;
-}
-
 /* Some weight rows of an expert: `split` from `first` on, the others from `second` on. */
 typedef struct {
-  const void *w;
-  const uint8_t *scales;
-  long K, first, second, split;
+  expert_weight weight;
+  long first, second, split;
 } expert_columns;
 
-/* out [rows, n] of x [rows, K] with n weight rows. Many x rows are taken in blocks that stay in
- * the second-level cache, and the weight rows are then unpacked once for all blocks. */
-static void multiply_columns(const expert_args *a, const expert_columns *c, long rows,
-                             const float **x, long n, float *wide, float *out, long out_row) {
-  const float *w[2 * COLUMNS];
-  int keep = rows > DOT_BLOCK;
-  for (long low = 0; low < rows; low += DOT_BLOCK)
-    for (long i = 0; i < n; i += DOT_MAX_W) {
-      int width = n - i < DOT_MAX_W ? (int)(n - i) : DOT_MAX_W;
-      for (int j = 0; j < width && low == 0; j++) {
-        long row = i + j < c->split ? c->first + i + j : c->second + (i + j - c->split);
-        w[i + j] = weight_row(wide + (keep ? i + j : j) * c->K, c->w, c->scales, row, c->K,
-                              a->group, a->w_type);
-      }
-      dot_rows(rows - low < DOT_BLOCK ? rows - low : DOT_BLOCK, width, x + low, w + i, c->K,
-               out + low * out_row + i, out_row);
+/* out [rows, n] of x [rows, K] with n weight rows, in whole panels: out rows have room for them.
+ * Weights are unpacked once for all rows; many rows are taken in blocks. */
+static void multiply_columns(const expert_columns *c, long rows, const float **x, long n,
+                             float *wide, float *out, long out_row) {
+  long names[2 * COLUMNS + TOGETHER * LANES], K = c->weight.K, panels = (n + PANEL - 1) / PANEL;
+  for (long i = 0; i < n; i++) names[i] = i < c->split ? c->first + i : c->second + i - c->split;
+  if (can_multiply_packed(&c->weight, rows)) {
+    multiply_few(rows, x, &c->weight, names, n, out, out_row);
+    return;
+  }
+  for (long from = 0, width; from < K; from += width) {
+    width = pass_columns(rows, K, from);
+    fill_panels(wide, &c->weight, names, n, from, width);
+    panel_pass p = {wide, width * PANEL, panels, from, width, panel_chain(K)};
+    for (long low = 0; low < rows; low += PANEL_BLOCK) {
+      long count = rows - low < PANEL_BLOCK ? rows - low : PANEL_BLOCK;
+      panel_rows(count, x + low, &p, out + low * out_row, out_row);
     }
+  }
 }
 
 /* middle [rows, F] of one expert, columns f..f + n: gate and up rows side by side. */
 static void run_middle(const expert_args *a, const slab *s, long expert, long f, long n,
                        float *wide, float *both, const float **x) {
   long first = s->first[expert], rows = s->first[expert + 1] - first, at = expert * 2 * a->F + f;
-  expert_columns columns = {a->w13, a->w13_scale, a->L, at, at + a->F, n};
+  expert_weight weight = {a->w13, a->w13_scale, a->L, a->group, a->w_type};
+  expert_columns columns = {weight, at, at + a->F, n};
   for (long r = 0; r < rows; r++) x[r] = s->x + s->order[first + r] / a->k * a->L;
-  multiply_columns(a, &columns, rows, x, 2 * n, wide, both, 2 * n);
+  multiply_columns(&columns, rows, x, 2 * n, wide, both, 2 * COLUMNS);
   for (long r = 0; r < rows; r++) {
-    float *gate = both + r * 2 * n, *to = s->middle + (first + r) * a->F + f;
-    activate_row(gate, gate, gate + n, n, a->act);
-    if (a->w_type == K3_MXFP4)
-      store_split(to, gate, n);
-    else
-      copy_floats(to, gate, n);
+    const float *gate = both + r * 2 * COLUMNS;
+    activate_row(s->middle + (first + r) * a->F + f, gate, gate + n, n, a->act);
   }
 }
 
-/* result [rows, L] of one expert, columns c..c + n. */
+/* result [rows, L] of one expert, columns c..c + n; through `both` unless they are whole panels. */
 static void run_result(const expert_args *a, const slab *s, long expert, long c, long n,
-                       float *wide, const float **x) {
+                       float *wide, float *both, const float **x) {
   long first = s->first[expert], rows = s->first[expert + 1] - first;
-  expert_columns columns = {a->w2, a->w2_scale, a->F, expert * a->L + c, 0, n};
+  expert_weight weight = {a->w2, a->w2_scale, a->F, a->group, a->w_type};
+  expert_columns columns = {weight, expert * a->L + c, 0, n};
+  float *result = s->result + first * a->L + c;
+  int direct = n % PANEL == 0;
   for (long r = 0; r < rows; r++) x[r] = s->middle + (first + r) * a->F;
-  multiply_columns(a, &columns, rows, x, n, wide, s->result + first * a->L + c, a->L);
+  multiply_columns(&columns, rows, x, n, wide, direct ? result : both, direct ? a->L : COLUMNS);
+  for (long r = 0; r < rows && !direct; r++)
+    copy_floats(result + r * a->L, both + r * COLUMNS, n);
 }
 
 /* Groups the slab's slots by expert; within one, tokens ascend. */
@@ -193,24 +134,18 @@ typedef struct {
   long from, most_rows; /* first token of the slab; rows of the busiest expert */
 } slab_job;
 
-/* Scratch: pointers to the rows of one expert (two floats each), then room for their gate and
- * up columns, then its task's weight rows, or DOT_MAX_W of them if x rows are few. */
+/* Scratch: pointers to the rows of one expert (two floats each), room for their gate and up
+ * columns, and the panels of a pass; or the sums of one token. */
 static size_t job_floats(const slab_job *job) {
-  long widest = job->a->L > job->a->F ? job->a->L : job->a->F;
-  long kept = job->most_rows > DOT_BLOCK ? 2 * COLUMNS : DOT_MAX_W;
-  return (size_t)(job->most_rows * (2 + 2 * COLUMNS) + kept * widest);
+  long floats = job->most_rows * (2 + 2 * COLUMNS) + 2 * COLUMNS * PANEL_COLUMNS;
+  return (size_t)(floats > job->a->L ? floats : job->a->L);
 }
 
 static void load_task(const void *context, long t, float *scratch) {
   const slab_job *job = context;
   const expert_args *a = job->a;
-  float *to = job->s->x + t * a->L;
-  if (a->w_type != K3_MXFP4) {
-    load_row(to, a->x, (job->from + t) * a->x_row, a->x_type, a->L);
-  } else {
-    load_row(scratch, a->x, (job->from + t) * a->x_row, a->x_type, a->L);
-    store_split(to, scratch, a->L);
-  }
+  (void)scratch;
+  load_row(job->s->x + t * a->L, a->x, (job->from + t) * a->x_row, a->x_type, a->L);
 }
 
 static void middle_task(const void *context, long task, float *scratch) {
@@ -226,8 +161,9 @@ static void result_task(const void *context, long task, float *scratch) {
   const slab_job *job = context;
   const expert_args *a = job->a;
   long tasks = columns_tasks(a->L), c = task % tasks * COLUMNS;
+  float *both = scratch + 2 * job->most_rows;
   run_result(a, job->s, job->s->active[task / tasks], c, a->L - c < COLUMNS ? a->L - c : COLUMNS,
-             scratch + 2 * job->most_rows, (const float **)scratch);
+             both + job->most_rows * 2 * COLUMNS, both, (const float **)scratch);
 }
 
 static void share_task(const void *context, long t, float *scratch) {

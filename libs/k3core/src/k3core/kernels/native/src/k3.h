@@ -213,6 +213,25 @@ K3_INLINE v8f v_exp(v8f x) {
   return (v8f)(~vanishes & (v8i)(p * (v8f)exponent));
 }
 
+/* e^x - 1 to a few units in the last place, near 0 too, where e^x - 1 would cancel; for x < 88. */
+K3_INLINE v8f v_expm1(v8f x) {
+  const v8f magic = v_set(12582912.0f);
+  x = v_max(x, v_set(-87.0f));
+  v8f shifted = v_fma(x, v_set(1.44269504088896341f), magic);
+  v8f n = shifted - magic;
+  v8f r = v_fma(n, v_set(-0.693359375f), x);
+  r = v_fma(n, v_set(2.12194440e-4f), r);
+  v8f p = v_set(1.9875691500e-4f);
+  p = v_fma(p, r, v_set(1.3981999507e-3f));
+  p = v_fma(p, r, v_set(8.3334519073e-3f));
+  p = v_fma(p, r, v_set(4.1665795894e-2f));
+  p = v_fma(p, r, v_set(1.6666665459e-1f));
+  p = v_fma(p, r, v_set(5.0000001201e-1f));
+  p = v_fma(p, r * r, r);
+  v8f power = (v8f)(((v8i)shifted - (v8i)magic + 127) << 23);
+  return v_fma(power, p, power - v_set(1.0f));
+}
+
 K3_INLINE v8f v_sigmoid(v8f x) { return v_set(1.0f) / (v_set(1.0f) + v_exp(-x)); }
 
 /* tanh: a polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.

@@ -98,7 +98,8 @@ static void unpack_half(float *to, const expert_weight *e, const long *rows, lon
 #define PACKED_ROWS 3
 
 static inline int can_multiply_packed(const expert_weight *e, long rows) {
-  return rows <= PACKED_ROWS && e->type == K3_MXFP4 && e->group % (4 * IN_WORD) == 0;
+  return rows <= PACKED_ROWS && e->type == K3_MXFP4 && e->group % (4 * IN_WORD) == 0 &&
+         panel_chain(e->K) % IN_WORD == 0;
 }
 
 /* The next four words of TOGETHER half panels; at a group's start their scales too. */

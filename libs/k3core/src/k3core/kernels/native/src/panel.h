@@ -23,10 +23,8 @@
 #define WIDEST 4
 
 /* Columns that one chain of sums takes before it is added to those before it: short enough that
- * rounding errors stay those of eight lanes, and rows of LONG_ROW lose no time to it. */
-#define LONG_ROW 128
-#define LONG_CHAIN 64
-#define SHORT_CHAIN 16
+ * rounding errors stay those of eight lanes, and as long as that allows, for adding takes time. */
+static inline long panel_chain(long K) { return K <= 64 ? 4 : K <= 128 ? 16 : 64; }
 
 /* Columns from `from` on of the product: `count` panels, `apart` floats from each other, n columns
  * of each. Passes follow each other from column 0 on; n is a multiple of `chain` in all but the
@@ -35,8 +33,6 @@ typedef struct {
   const float *w;
   long apart, count, from, n, chain;
 } panel_pass;
-
-static inline long panel_chain(long K) { return K > LONG_ROW ? LONG_CHAIN : SHORT_CHAIN; }
 
 static inline long pass_columns(long rows, long K, long from) {
   long most = rows < TALLEST ? FEW_ROWS_COLUMNS : PANEL_COLUMNS;

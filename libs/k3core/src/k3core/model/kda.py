@@ -63,7 +63,7 @@ class KdaAttention(nn.Module):
         kernel = self._kernels.kda_decode if is_decode else self._kernels.kda_prefill
         out = kernel(inputs, self._weights(), plan, states)
         if last is not None:
-            if not last.mla:
+            if not len(last.rows):
                 return x_TD.new_empty(0, x_TD.shape[1])
             out, gate = out[last.rows], gate[last.rows]
         return self._finish(out, gate)

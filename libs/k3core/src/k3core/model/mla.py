@@ -61,7 +61,7 @@ class MlaAttention(nn.Module):
         self._kernels.mla_write(latent_PGUX, rows_TX, plans.units, plans.places)
         parts = plans.mla
         if last is not None:
-            if not last.mla:
+            if not len(last.rows):
                 return x_TD.new_empty(0, x_TD.shape[1])
             query, gate, parts = query[last.rows], gate[last.rows], last.mla
         return self._finish(self._attend(self._queries(query), latent_PGUX, parts), gate)

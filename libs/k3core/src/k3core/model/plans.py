@@ -96,7 +96,7 @@ def plan_pass(
         is_kda_decode=max(lengths) == 1 and not batch.exports,
         units=units.to(device),
         places=places.to(device),
-        mla=_plan_mla(_chunks(batch, lengths), form, device),
+        mla=_plan_mla(batch, _chunks(batch, lengths), form),
         last=None if reads_all else _plan_last(batch, form),
     )
 
@@ -137,19 +137,19 @@ class _Chunk:
     Attributes:
         rows: packed.
         context: tokens of the sequence before them.
-        table: [max_units] int32, its units.
+        sequence: its number in the batch.
     """
 
     rows: range
     context: int
-    table: torch.Tensor
+    sequence: int
 
 
 def _chunks(batch: ForwardBatch, lengths: list[int]) -> list[_Chunk]:
     return [
-        _Chunk(range(start, start + length), context, table)
-        for start, length, context, table in zip(
-            batch.query_starts, lengths, batch.context_lengths, batch.unit_tables, strict=False
+        _Chunk(range(start, start + length), context, sequence)
+        for sequence, (start, length, context) in enumerate(
+            zip(batch.query_starts, lengths, batch.context_lengths, strict=False)
         )
     ]
 
@@ -167,15 +167,15 @@ def _plan_last(batch: ForwardBatch, form: MlaForm) -> LastReads | None:
         start = batch.query_starts[sequence]
         last = runs[-1].rows if runs else range(0)
         if last and last.stop == row > start:
-            runs[-1] = _Chunk(range(last.start, row + 1), runs[-1].context, runs[-1].table)
+            runs[-1] = _Chunk(range(last.start, row + 1), runs[-1].context, sequence)
             continue
         context = batch.context_lengths[sequence] + row - start
-        runs.append(_Chunk(range(row, row + 1), context, batch.unit_tables[sequence]))
+        runs.append(_Chunk(range(row, row + 1), context, sequence))
     rows = torch.tensor(wanted, dtype=torch.int64, device=device)
-    return LastReads(rows, _plan_mla(runs, form, device) if runs else ())
+    return LastReads(rows, _plan_mla(batch, runs, form) if runs else ())
 
 
-def _plan_mla(chunks: list[_Chunk], form: MlaForm, device: torch.device) -> tuple[MlaPart, ...]:
+def _plan_mla(batch: ForwardBatch, chunks: list[_Chunk], form: MlaForm) -> tuple[MlaPart, ...]:
     """Plans of chunks; their rows are counted within all rows of these chunks."""
     forms = [
         form == "absorbed" if form != "auto" else len(chunk.rows) <= ABSORBED_MAX_TOKENS
@@ -183,19 +183,20 @@ def _plan_mla(chunks: list[_Chunk], form: MlaForm, device: torch.device) -> tupl
     ]
     starts = [0, *itertools.accumulate(len(chunk.rows) for chunk in chunks)]
     if len(set(forms)) == 1:
-        return (MlaPart(forms[0], None, _plan_part(chunks, device)),)
+        return (MlaPart(forms[0], None, _plan_part(batch, chunks)),)
     parts: list[MlaPart] = []
     for is_absorbed in (False, True):
         chosen = [i for i, absorbed in enumerate(forms) if absorbed == is_absorbed]
         rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in chosen])
-        plan = _plan_part([chunks[i] for i in chosen], device)
-        parts.append(MlaPart(is_absorbed, rows.to(device), plan))
+        plan = _plan_part(batch, [chunks[i] for i in chosen])
+        parts.append(MlaPart(is_absorbed, rows.to(batch.token_ids.device), plan))
     return tuple(parts)
 
 
-def _plan_part(chunks: list[_Chunk], device: torch.device) -> MlaPlan:
+def _plan_part(batch: ForwardBatch, chunks: list[_Chunk]) -> MlaPlan:
+    tables = batch.unit_tables[[chunk.sequence for chunk in chunks]]
     return MlaPlan(
         starts=(0, *itertools.accumulate(len(chunk.rows) for chunk in chunks)),
         contexts=tuple(chunk.context for chunk in chunks),
-        unit_tables=torch.stack([chunk.table for chunk in chunks]).long().to(device),
+        unit_tables=tables.long().to(batch.token_ids.device),
     )

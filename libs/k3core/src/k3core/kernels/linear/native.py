@@ -10,10 +10,10 @@ import weakref
 
 import torch
 
-from k3core.kernels.native.arguments import LinearArgs, PanelArgs
+from k3core.kernels.native.arguments import LinearArgs
 from k3core.kernels.native.compiled import NativeLibrary, check, rows_of, type_code
 
-# Weight rows side by side in a panel, as in panels.c.
+# Weight rows side by side in a panel, as in panel.h.
 PANEL = 16
 
 
@@ -57,25 +57,10 @@ class NativeLinear:
         if rows.dtype != torch.float32:
             rows = rows.float()
         panels = self._panels.get(id(weight))
-        if panels is not None:
-            of_panels = PanelArgs(
-                rows.data_ptr(),
-                panels.data_ptr(),
-                out.data_ptr(),
-                rows.stride(0),
-                num_outputs,
-                rows.shape[0],
-                num_outputs,
-                num_inputs,
-                weight_type,
-                out_type,
-            )
-            check(self._linear_panels(ctypes.addressof(of_panels)))
-            return out
-        assert weight.stride(1) == 1 or num_inputs == 1
+        assert panels is not None or weight.stride(1) == 1 or num_inputs == 1
         arguments = LinearArgs(
             rows.data_ptr(),
-            weight.data_ptr(),
+            (weight if panels is None else panels).data_ptr(),
             out.data_ptr(),
             rows.stride(0),
             weight.stride(0),
@@ -86,7 +71,8 @@ class NativeLinear:
             weight_type,
             out_type,
         )
-        check(self._linear(ctypes.addressof(arguments)))
+        entry = self._linear if panels is None else self._linear_panels
+        check(entry(ctypes.addressof(arguments)))
         return out
 
 

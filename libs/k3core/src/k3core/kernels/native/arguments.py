@@ -43,18 +43,10 @@ class KdaTrainArgs(ctypes.Structure):
 
 
 class LinearArgs(ctypes.Structure):
-    """`linear_args` of linear.c."""
+    """`linear_args` of linear.h."""
 
     _fields_ = _fields(
         (_POINTER, "x w out"), (_LONG, "x_row w_row out_row M N K"), (_INT, "w_type out_type")
-    )
-
-
-class PanelArgs(ctypes.Structure):
-    """`panel_args` of panels.c."""
-
-    _fields_ = _fields(
-        (_POINTER, "x w out"), (_LONG, "x_row out_row M N K"), (_INT, "w_type out_type")
     )
 
 

@@ -192,12 +192,10 @@ K3_INLINE void v_transpose8(v8f rows[LANES]) {
 #endif
 }
 
-/* e^x to about one unit in the last place; 0 below -87.3, infinite above 88.4.
+/* e^x as *power * (1 + what is returned), *power a power of two; for -87.4 < x < 89.
  * Source: Cephes expf, coefficients of the minimax polynomial on |r| <= ln(2) / 2. */
-K3_INLINE v8f v_exp(v8f x) {
+K3_INLINE v8f v_exp_parts(v8f x, v8f *power) {
   const v8f magic = v_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-  v8i vanishes = (v8i)(x < v_set(-87.33654f));
-  x = v_min(v_max(x, v_set(-87.33654f)), v_set(89.0f));
   v8f shifted = v_fma(x, v_set(1.44269504088896341f), magic);
   v8f n = shifted - magic;
   v8f r = v_fma(n, v_set(-0.693359375f), x);
@@ -208,45 +206,24 @@ K3_INLINE v8f v_exp(v8f x) {
   p = v_fma(p, r, v_set(4.1665795894e-2f));
   p = v_fma(p, r, v_set(1.6666665459e-1f));
   p = v_fma(p, r, v_set(5.0000001201e-1f));
-  p = v_fma(p, r * r, r) + v_set(1.0f);
-  v8i exponent = ((v8i)shifted - (v8i)magic + 127) << 23;
-  return (v8f)(~vanishes & (v8i)(p * (v8f)exponent));
+  *power = (v8f)(((v8i)shifted - (v8i)magic + 127) << 23);
+  return v_fma(p, r * r, r);
+}
+
+/* e^x to about one unit in the last place; 0 below -87.3, infinite above 88.4. */
+K3_INLINE v8f v_exp(v8f x) {
+  v8i vanishes = (v8i)(x < v_set(-87.33654f));
+  v8f power, p = v_exp_parts(v_min(v_max(x, v_set(-87.33654f)), v_set(89.0f)), &power);
+  return (v8f)(~vanishes & (v8i)((p + v_set(1.0f)) * power));
 }
 
 /* e^x - 1 to a few units in the last place, near 0 too, where e^x - 1 would cancel; for x < 88. */
 K3_INLINE v8f v_expm1(v8f x) {
-  const v8f magic = v_set(12582912.0f);
-  x = v_max(x, v_set(-87.0f));
-  v8f shifted = v_fma(x, v_set(1.44269504088896341f), magic);
-  v8f n = shifted - magic;
-  v8f r = v_fma(n, v_set(-0.693359375f), x);
-  r = v_fma(n, v_set(2.12194440e-4f), r);
-  v8f p = v_set(1.9875691500e-4f);
-  p = v_fma(p, r, v_set(1.3981999507e-3f));
-  p = v_fma(p, r, v_set(8.3334519073e-3f));
-  p = v_fma(p, r, v_set(4.1665795894e-2f));
-  p = v_fma(p, r, v_set(1.6666665459e-1f));
-  p = v_fma(p, r, v_set(5.0000001201e-1f));
-  p = v_fma(p, r * r, r);
-  v8f power = (v8f)(((v8i)shifted - (v8i)magic + 127) << 23);
+  v8f power, p = v_exp_parts(v_max(x, v_set(-87.0f)), &power);
   return v_fma(power, p, power - v_set(1.0f));
 }
 
 K3_INLINE v8f v_sigmoid(v8f x) { return v_set(1.0f) / (v_set(1.0f) + v_exp(-x)); }
-
-/* tanh: a polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.
- * Source: Cephes tanhf, coefficients for |x| < 0.625. */
-K3_INLINE v8f v_tanh(v8f x) {
-  v8f z = x * x;
-  v8f p = v_set(-5.70498872745e-3f);
-  p = v_fma(p, z, v_set(2.06390887954e-2f));
-  p = v_fma(p, z, v_set(-5.37397155531e-2f));
-  p = v_fma(p, z, v_set(1.33314422036e-1f));
-  p = v_fma(p, z, v_set(-3.33332819422e-1f));
-  v8f near = v_fma(p * z, x, x);
-  v8f far = v_set(1.0f) - v_set(2.0f) / (v_exp(x + x) + v_set(1.0f));
-  return v_pick((v8i)(z < v_set(0.390625f)), near, far);
-}
 
 /* ln(x) for normal x > 0. Source: Cephes logf. */
 K3_INLINE v8f v_log(v8f x) {

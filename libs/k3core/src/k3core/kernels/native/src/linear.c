@@ -4,6 +4,7 @@
  * it has in any batch. Weight rows are widened tile by tile into the first-level cache.
  */
 #include "dot.h"
+#include "linear.h"
 
 /* Weight rows of one task; a multiple of the tile of 8. */
 #define ROWS_PER_TASK 32
@@ -13,14 +14,6 @@
 
 /* Floats between weight rows in scratch: never a power of two. */
 static long wide_stride(long K) { return round_up(K, 16) + 16; }
-
-typedef struct {
-  const float *x;
-  const void *w;
-  void *out;
-  int64_t x_row, w_row, out_row, M, N, K;
-  int32_t w_type, out_type;
-} linear_args;
 
 /* Weight rows [first, last) against x rows [low, high). `wide` holds 8 rows of floats. */
 static void multiply(const linear_args *a, long low, long high, long first, long last, float *wide,

@@ -1,18 +1,12 @@
-/* x [M, K] times a weight [N, K] transposed, the weight laid in panels beforehand (panel.h). */
+/* x [M, K] times a weight [N, K] transposed, the weight laid in panels beforehand (panel.h),
+ * zeros behind its last row. */
+#include "linear.h"
 #include "panel.h"
 
 #define PANELS_PER_TASK 8
 
-typedef struct {
-  const float *x;
-  const void *w; /* [panels, K, PANEL], zeros behind the last row */
-  void *out;
-  int64_t x_row, out_row, M, N, K;
-  int32_t w_type, out_type;
-} panel_args;
-
 /* A task's rows low..high against its panels; out rows are `out_row` floats apart. */
-static void run_passes(const panel_args *a, long low, long high, long panel, long count,
+static void run_passes(const linear_args *a, long low, long high, long panel, long count,
                        const float **x, float *wide, float *out, long out_row) {
   for (long m = low; m < high; m++) x[m - low] = a->x + m * a->x_row;
   for (long from = 0; from < a->K || from == 0;) {
@@ -30,7 +24,7 @@ static void run_passes(const panel_args *a, long low, long high, long panel, lon
 }
 
 static void run_task(const void *context, long task, float *scratch) {
-  const panel_args *a = context;
+  const linear_args *a = context;
   long panels = (a->N + PANEL - 1) / PANEL;
   long chunks = (panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
   long low = task / chunks * PANEL_BLOCK, panel = task % chunks * PANELS_PER_TASK;
@@ -51,7 +45,7 @@ static void run_task(const void *context, long task, float *scratch) {
     store_row(a->out, m * a->out_row + n, a->out_type, sums + (m - low) * row, width);
 }
 
-K3_API int k3_linear_panels(const panel_args *a) {
+K3_API int k3_linear_panels(const linear_args *a) {
   long blocks = (a->M + PANEL_BLOCK - 1) / PANEL_BLOCK;
   long panels = (a->N + PANEL - 1) / PANEL;
   long chunks = (panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;

@@ -12,7 +12,7 @@ from k3text.images.geometry import plan
 from train_nano import acting, reading, recalling, seeing
 from train_nano.lessons import Lessons
 from train_nano.scenes import MIN_GAP_X, Scene, Thing, random_scene
-from train_nano.words import Words
+from train_nano.words import PEOPLE, PLACES, Words
 
 CONFIG = ProcessorConfig(max_patches=64)
 UNIT = CONFIG.patch_size * CONFIG.merge_size
@@ -109,6 +109,25 @@ def test_a_call_copies_what_the_request_says() -> None:
         values = json.loads(str(call.arguments))
         assert list(values) == [key for key, _ in tool.keys]
         assert all(f"{key} {value}" in str(turn.content) for key, value in values.items())
+        said = turn.replies[0].thought.removeprefix(f"call {tool.name} with ")
+        assert said in str(turn.content)
+
+
+def test_a_fact_that_was_not_told_is_asked_of_known_names_too() -> None:
+    draw = random.Random(9)
+    words = Words("train", draw)
+    names: set[str] = set()
+    for _ in range(200):
+        turns = reading.fact_turns(words, draw, 3, 0, 3)
+        told = str(turns[0].content)
+        for turn in turns:
+            if turn.skill == "unknown_fact":
+                name = turn.replies[0].thought.removesuffix(" is not told").split(" of ")[1]
+                assert f"of {name} is" not in told
+                names.add(name)
+    known = names & {*PEOPLE, *PLACES}
+    assert known
+    assert names - known
 
 
 def test_sentences_and_invented_words_of_the_two_splits_have_nothing_in_common() -> None:
@@ -132,7 +151,8 @@ def test_what_is_recalled_is_what_was_told_last_under_that_name() -> None:
         turn = recalling.recall_turn(Words("train", draw), draw)
         told, _, asked = str(turn.content).rpartition(". ")
         (reply,) = turn.replies
-        for said, value in zip(reply.thought.split(", "), reply.answer.split(", "), strict=True):
+        pairs = reply.thought.removeprefix("so ").split(", ")
+        for said, value in zip(pairs, reply.answer.split(", "), strict=True):
             name = said.removesuffix(f" {value}")
             assert name.removesuffix(" is").removesuffix(" =") in asked
             later = [m.start() for m in re.finditer(rf"\b{re.escape(name)} ", told)]

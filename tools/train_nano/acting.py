@@ -78,7 +78,8 @@ def call_turn(tools: list[Tool], words: Words, draw: random.Random, *, with_resu
         result, answer = _result(tool, words, draw)
         results = (result,)
         replies.append(Reply(answer, "", ""))
-    replies.insert(0, Reply("", f"call {tool.name}", "call", (call,), results))
+    thought = f"call {tool.name} with {_joined(values)}"
+    replies.insert(0, Reply("", thought, "call", (call,), results))
     return Turn("tool_call", _request(tool, values, draw), tuple(replies))
 
 
@@ -112,7 +113,6 @@ def _value(words: Words, draw: random.Random) -> str:
 
 
 def _request(tool: Tool, values: dict[str, JsonValue], draw: random.Random) -> str:
-    joined = " and ".join(f"{key} {value}" for key, value in values.items())
     forms = (
         "{v} the {n} for {j}.",
         "Please {v} the {n} with {j}.",
@@ -120,9 +120,13 @@ def _request(tool: Tool, values: dict[str, JsonValue], draw: random.Random) -> s
         "Call {v}_{n} with {j}.",
         "Use {v}_{n} for {j}.",
     )
-    text = draw.choice(forms).replace("{j}", joined)
+    text = draw.choice(forms).replace("{j}", _joined(values))
     text = text.replace("{v}", tool.verb).replace("{n}", tool.noun)
     return text[0].upper() + text[1:]
+
+
+def _joined(values: dict[str, JsonValue]) -> str:
+    return " and ".join(f"{key} {value}" for key, value in values.items())
 
 
 def _result(tool: Tool, words: Words, draw: random.Random) -> tuple[str, str]:

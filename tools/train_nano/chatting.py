@@ -72,7 +72,7 @@ def json_turn(words: Words, draw: random.Random) -> tuple[Turn, ResponseFormat |
     asks = ("Write as JSON: {j}.", "Give me JSON with {j}.", "{j}. Answer in JSON.")
     text = draw.choice(asks).replace("{j}", joined)
     answer = json.dumps(values, ensure_ascii=False)
-    turn = Turn("json", text, (Reply(answer, "JSON", ""),))
+    turn = Turn("json", text, (Reply(answer, f"JSON with {joined}", "JSON"),))
     kind = draw.random()
     if kind < 0.5:
         return turn, None

@@ -55,7 +55,8 @@ def fact_turns(
         sentences.insert(draw.randint(0, len(sentences)), text)
     told = " ".join(sentences)
     asked = draw.sample(facts, min(num_questions, len(facts)))
-    turns = [_question(fact, words, draw) for fact in asked]
+    told_names = {fact.name for fact in facts}
+    turns = [_question(fact, told_names, words, draw) for fact in asked]
     if draw.random() < 0.7:
         first = turns[0]
         turns[0] = Turn(first.skill, f"{told} {first.content}", first.replies)
@@ -82,7 +83,9 @@ def variable_turns(words: Words, draw: random.Random, num_turns: int) -> list[Tu
             ("What is {n}?", "What is the value of {n}?", "Tell me {n}.", "What is {n} now?")
         )
         value = values[name]
-        reply = Reply(value, f"{name} = {value}", value)
+        # A name that opens a text is another token than one behind a space, and would rather
+        # find any other name that opens a message.
+        reply = Reply(value, f"so {name} = {value}", value)
         turns.append(Turn("variable", text.replace("{n}", name), (reply,)))
     return turns
 
@@ -110,12 +113,20 @@ def _facts(words: Words, draw: random.Random, count: int) -> list[Fact]:
     return list(facts.values())
 
 
-def _question(fact: Fact, words: Words, draw: random.Random) -> Turn:
+def _question(fact: Fact, told_names: set[str], words: Words, draw: random.Random) -> Turn:
     text = draw.choice(QUESTIONS)
     if draw.random() < 0.06:
-        name = words.invented().capitalize()
+        name = _name_not_in(told_names, words)
         reply = Reply("I do not know.", f"{fact.kind} of {name} is not told", "not told")
         return Turn("unknown_fact", text.replace("{k}", fact.kind).replace("{n}", name), (reply,))
     text = text.replace("{k}", fact.kind).replace("{n}", fact.name)
     reply = Reply(fact.value, f"{fact.kind} of {fact.name} is {fact.value}", fact.value)
     return Turn("needle", text, (reply,))
+
+
+def _name_not_in(told_names: set[str], words: Words) -> str:
+    """A name of any sort: were it always an invented one, being invented would mean not told."""
+    while True:
+        name = words.name()
+        if name not in told_names:
+            return name

@@ -47,7 +47,7 @@ def _variables(words: Words, draw: random.Random, count: int) -> Turn:
     pool = list("abcdefghijkmnpqrstuvwxyz")
     if draw.random() < 0.4:
         pool = [words.noun() for _ in range(12)]
-    names = draw.sample(sorted(set(pool)), max(2, min(8, count * 2 // 3)))
+    names = draw.sample(sorted(set(pool)), max(2, count // 2))
     values: dict[str, str] = {}
     told: list[str] = []
     for _ in range(count):
@@ -57,7 +57,8 @@ def _variables(words: Words, draw: random.Random, count: int) -> Turn:
         told.append(form.replace("{n}", name).replace("{v}", values[name]))
     asked = _shuffled(list(values), draw)
     text = f"{', '.join(told)}. What are {', '.join(asked)}?"
-    return _turn(text, ", ".join(f"{n} = {values[n]}" for n in asked), [values[n] for n in asked])
+    said = ", ".join(f"{n} = {values[n]}" for n in asked)
+    return _turn(text, f"so {said}", [values[n] for n in asked])
 
 
 def _objects(draw: random.Random, count: int) -> Turn:

@@ -1,7 +1,7 @@
 """The training loop: processes of one thread each, gradients added between them, resumable.
 
 One thread a process because small products scale badly over threads. Each step every process
-runs one batch with pictures and one of text; which text depends on how far training is.
+runs one batch of text and, in some, one with pictures; which text depends on how far training is.
 """
 
 import json
@@ -56,8 +56,12 @@ OBJECTS_WEIGHT = 0.5
 LOOKS_WEIGHT = 0.2
 EYE_IMAGES = 32
 PICTURE_ROWS = 3
+PICTURES_UNTIL, PICTURE_SHARE = 0.3, 0.5
+"""Of the whole time until when every step has pictures, and of the steps that have them later:
+pictures are learned first."""
+
 TEXT_TOKENS = 1800
-COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.3, 0.45, 0.6
+COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.3, 0.35, 0.45
 """Shares of the whole time: until when some text is plain copying, from when rows are longer."""
 
 RECALL_SHARE, COPYING_SHARE = 0.35, 0.2
@@ -175,11 +179,13 @@ class Trainer:
 
     def _joint_step(self, draw: random.Random) -> dict[str, float]:
         told: dict[str, float] = {}
-        pictures = [
-            self._writer.write(self._lessons.picture(draw), draw.choice(MODES), draw)
-            for _ in range(PICTURE_ROWS)
-        ]
-        lessons = [self._text_rows(draw), ("picture", pictures)]
+        lessons = [self._text_rows(draw)]
+        if self._has_pictures():
+            pictures = [
+                self._writer.write(self._lessons.picture(draw), draw.choice(MODES), draw)
+                for _ in range(PICTURE_ROWS)
+            ]
+            lessons.append(("picture", pictures))
         for name, rows in lessons:
             scores = run_rows(self._nano, rows, self._config)
             loss = F.cross_entropy(scores.logits, scores.targets)
@@ -194,6 +200,13 @@ class Trainer:
             self._looks.forget()
             loss.backward()
         return told
+
+    def _has_pictures(self) -> bool:
+        """Whether this step has, in all processes or in none."""
+        if self._minutes < PICTURES_UNTIL * self._plan.minutes:
+            return True
+        draw = random.Random(f"{self._plan.seed}/pictures/{self._optimiser.num_steps}")
+        return draw.random() < PICTURE_SHARE
 
     def _looks_loss(self, scores: Scores) -> torch.Tensor:
         """Of the ordinary tokens of a text; a list of what a picture shows stands nowhere else."""

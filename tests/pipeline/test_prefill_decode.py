@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 import random
 from array import array
@@ -16,7 +17,7 @@ from k3text.chat_format.conversation import Conversation, RenderOptions, UserMes
 from k3text.chat_format.prompt import render_prompt_ids
 from k3text.tokenizer import Tokenizer
 from k3text.vocabulary import write_vocabulary
-from k3wire.errors import NoResponders, ShuttingDown
+from k3wire.errors import DeadlineExceeded, NoResponders, ShuttingDown
 from k3wire.messages.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(not can_run_mooncake(), reason="Mooncake's libraries are absent")
@@ -181,7 +182,10 @@ def test_a_drain_takes_no_more_and_lets_running_answers_end(
         # It is announced before it is enforced, so that routers hear of it in time.
         with pytest.raises((ShuttingDown, NoResponders)):
             for number in range(1000):
-                await gateway.send(gateway.request(f"late-{number}", prompt, max_tokens=1))
+                # One that crosses the end of the subscription may be lost, as any message on
+                # core NATS may; the one after it is answered.
+                with contextlib.suppress(DeadlineExceeded):
+                    await gateway.send(gateway.request(f"late-{number}", prompt, max_tokens=1))
         last = await gateway.until_ended("r")
         assert last.error is None
         assert gateway.tokens("r") == [*range(1, 31), END]

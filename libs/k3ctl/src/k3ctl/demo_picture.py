@@ -1,4 +1,7 @@
-"""The picture of the demo: a few shapes on a plain ground, drawn here so that nothing is shipped."""
+"""The picture of the demo: a few shapes on a plain ground, drawn here for who has no clone.
+
+A clone keeps it as `shapes.png` beside the weights that can see it, for `k3 ask --image`.
+"""
 
 import io
 

@@ -24,7 +24,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--stream", action="store_true", help="show the answer as it comes")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--effort", choices=("none", "low", "high", "max"), default="low")
+    parser.add_argument(
+        "--effort",
+        choices=("none", "low", "high", "max"),
+        help="how much to think; by default as much as the server's clients do who do not say",
+    )
     parser.add_argument("--url", default="", help="gateway; by default that of `k3 up` here")
     parser.add_argument("--api-key", default=os.environ.get(API_KEY, ""))
     parser.set_defaults(run=run)
@@ -52,8 +56,9 @@ async def _ask(args: argparse.Namespace, url: str) -> int:
             "messages": question(args.text, args.image),
             "max_completion_tokens": args.max_tokens,
             "temperature": args.temperature,
-            "reasoning_effort": args.effort,
         }
+        if args.effort:
+            body["reasoning_effort"] = args.effort
         answer = await (show_stream(client, body) if args.stream else client.ask(body))
         show(answer, has_shown_text=args.stream)
     return 0

@@ -25,6 +25,9 @@ from k3ctl.subparsers import Subparsers
 from k3ctl.waterfall import skipped
 
 QUESTION = "What is in this picture?"
+PICTURE = "checkpoints/k3-nano/shapes.png"
+"""The demo's picture, where a clone keeps it."""
+
 SECOND_QUESTION = "Is the red circle left or right of the blue square?"
 
 
@@ -117,8 +120,8 @@ async def _ask(state: StackState, say: Any) -> None:
         show(await client.ask(body))
     say(
         "\nWhat to try next:\n"
-        "  k3 up                                      keep it running\n"
-        "  k3 ask 'what is this?' --image cat.png     ask about your own picture\n"
-        "  k3 status; k3 trace; k3 doctor             look inside\n"
-        "  k3 up --checkpoint DIR                     serve a checkpoint of your own\n"
+        "  k3 up                                keep it running\n"
+        f"  k3 ask '{QUESTION}' --image {PICTURE}\n"
+        "  k3 status; k3 trace; k3 doctor       look inside\n"
+        "  k3 up --checkpoint DIR               serve a checkpoint of your own\n"
     )

@@ -69,13 +69,14 @@ def variable_turns(words: Words, draw: random.Random, num_turns: int) -> list[Tu
     """Variables set, changed and asked for, turn by turn."""
     names = draw.sample("abcdefghijkmnpqrstuvwxyz", draw.randint(2, 4))
     if draw.random() < 0.4:
-        names = [words.noun() for _ in names]
+        names = list(dict.fromkeys(words.noun() for _ in names))
     values: dict[str, str] = {}
     turns: list[Turn] = []
     while len(turns) < num_turns:
         if not values or draw.random() < 0.45:
-            text, was_set = _assignments(names, values, words, draw)
-            said = ", ".join(f"{name} = {values[name]}" for name in was_set)
+            text = _assignments(names, values, words, draw)
+            # All that holds, so that the latest of these answers is enough to look at.
+            said = ", ".join(f"{name} = {value}" for name, value in values.items())
             turns.append(Turn("noted", text, (Reply(f"OK: {said}.", "set", ""),)))
             continue
         name = draw.choice(sorted(values))
@@ -92,16 +93,15 @@ def variable_turns(words: Words, draw: random.Random, num_turns: int) -> list[Tu
 
 def _assignments(
     names: list[str], values: dict[str, str], words: Words, draw: random.Random
-) -> tuple[str, list[str]]:
-    """A message that sets some variables, and which; their values are changed."""
+) -> str:
+    """A message that sets some variables; their values are changed."""
     texts: list[str] = []
-    chosen = draw.sample(names, draw.randint(1, min(3, len(names))))
-    for name in chosen:
+    for name in draw.sample(names, draw.randint(1, min(3, len(names)))):
         value = words.digits(1, 3) if draw.random() < 0.7 else words.noun()
         form = draw.choice(("{n} = {v}", "now {n} = {v}", "set {n} = {v}", "let {n} = {v}"))
         texts.append(form.replace("{n}", name).replace("{v}", value))
         values[name] = value
-    return draw.choice((", ", "; ", " and ")).join(texts) + ".", chosen
+    return draw.choice((", ", "; ", " and ")).join(texts) + "."
 
 
 def _facts(words: Words, draw: random.Random, count: int) -> list[Fact]:

@@ -53,3 +53,10 @@ def test_rows_ignore_their_batch(attn_res: NativeAttnRes) -> None:
     some = [snapshot[rows] for snapshot in snapshots]
     alone = attn_res.mix_norm(x[rows], some, query, 1e-5, weight, 1e-5)
     assert torch.equal(alone, together[rows])
+
+
+def test_a_block_may_be_one_layer_of_many(attn_res: NativeAttnRes) -> None:
+    *snapshots, x = torch.randn(100, 3, 24, generator=torch.Generator().manual_seed(2))
+    query = torch.randn(24, generator=torch.Generator().manual_seed(9))
+    truth = reference.mix(x.double(), [s.double() for s in snapshots], query.double(), 1e-5)
+    assert (attn_res.mix(x, snapshots, query, 1e-5) - truth).abs().max() <= 4e-6

@@ -124,3 +124,14 @@ def test_a_weight_that_cannot_be_multiplied_is_left_to_say_so() -> None:
     linear.prepare(weight)
     with pytest.raises(TypeError, match="float64"):
         linear.run(_draw(2, 8), weight)
+
+
+@pytest.mark.parametrize(("before", "after"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_a_weight_given_other_memory_is_no_longer_the_prepared_one(before: str, after: str) -> None:
+    linear = NativeLinear(native_library())
+    x, weight = _draw(7, 24), _draw(40, 24, seed=1).to(getattr(torch, before))
+    linear.prepare(weight)
+    # What `Module.to` does with parameters: the tensor stays, its elements lie elsewhere.
+    weight.data = _draw(40, 24, seed=2).to(getattr(torch, after))
+    truth = x.double() @ weight.double().T
+    assert (linear.run(x, weight) - truth).abs().max() <= 1e-5

@@ -42,3 +42,15 @@ def test_bfloat16_is_computed_in_float32(activate: NativeActivation) -> None:
     x = torch.randn(7, 3, 26, generator=torch.Generator().manual_seed(0)).bfloat16()
     kind = KINDS[0]
     assert torch.equal(activate.run(x, kind), activate.run(x.float(), kind).bfloat16())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, Activation(100.0, 100.0), Activation(1e3, 1e4)])
+def test_large_inputs_give_what_they_give_in_float64(
+    activate: NativeActivation, kind: Activation
+) -> None:
+    """A closed gate times something large is nothing, and only a large result is large."""
+    gates = torch.tensor([-1e30, -1e20, -1e4, -40.0, -1.0, 1.0, 15.0, 60.0, 1e4, 1e20])
+    ups = torch.tensor([-1e37, -1e20, -1e4, -1.0, 1.0, 1e4, 1e17])
+    x = torch.cartesian_prod(gates, ups).T.reshape(1, -1)
+    truth = reference.activate(x.double(), kind)
+    assert torch.allclose(activate.run(x, kind), truth.float(), rtol=2e-6, atol=1e-30)

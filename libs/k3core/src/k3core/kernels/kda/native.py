@@ -44,7 +44,12 @@ class NativeKda:
         _, num_heads, value_dim, key_dim = states.recurrent.shape
         _check_layout(inputs, weights, states)
         o_THV = torch.empty(num_tokens, num_heads, value_dim)
-        exports = tuple(x for export in sorted(plan.exports) for x in export)
+        starts, pages, has_state = (
+            long_array(plan.starts),
+            long_array(plan.pages),
+            byte_array(plan.has_state),
+        )
+        exports = long_array(tuple(x for export in sorted(plan.exports) for x in export))
         arguments = KdaArgs(
             inputs.qkv.data_ptr(),
             inputs.gate.data_ptr(),
@@ -55,10 +60,10 @@ class NativeKda:
             weights.conv.data_ptr(),
             weights.a_log.data_ptr(),
             weights.dt_bias.data_ptr(),
-            ctypes.addressof(long_array(plan.starts)),
-            ctypes.addressof(long_array(plan.pages)),
-            ctypes.addressof(long_array(exports)),
-            ctypes.addressof(byte_array(plan.has_state)),
+            ctypes.addressof(starts),
+            ctypes.addressof(pages),
+            ctypes.addressof(exports),
+            ctypes.addressof(has_state),
             states.recurrent.data_ptr(),
             states.conv.data_ptr(),
             states.recurrent.stride(0),

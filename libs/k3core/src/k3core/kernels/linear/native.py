@@ -15,6 +15,7 @@ from k3core.kernels.native.compiled import NativeLibrary, check, rows_of, type_c
 
 # Weight rows side by side in a panel, as in panel.h.
 PANEL = 16
+_NOT_PREPARED = (0, None)
 
 
 class NativeLinear:
@@ -23,19 +24,21 @@ class NativeLinear:
     def __init__(self, library: NativeLibrary) -> None:
         self._linear = library.entries["k3_linear"]
         self._linear_panels = library.entries["k3_linear_panels"]
-        # By the identity of the weight, for as long as it lives.
-        self._panels: dict[int, torch.Tensor] = {}
+        # By the identity of the weight, for as long as it lives: where its elements lay when it
+        # was prepared, and the panels.
+        self._panels: dict[int, tuple[int, torch.Tensor]] = {}
 
     def prepare(self, weight: torch.Tensor) -> None:
         """Keep a weight [O, I] in panels too; it must not change any more.
 
-        Weights that `run` would refuse are left alone, so that it can say why.
+        A weight that is given other memory (another dtype, say) counts as not prepared from then
+        on. Weights that `run` would refuse are left alone, so that it can say why.
         """
         if weight.dtype not in (torch.float32, torch.bfloat16):
             return
         if id(weight) not in self._panels:
             weakref.finalize(weight, self._panels.pop, id(weight), None)
-        self._panels[id(weight)] = in_panels(weight.detach())
+        self._panels[id(weight)] = weight.data_ptr(), in_panels(weight.detach())
 
     @property
     def num_prepared(self) -> int:
@@ -56,11 +59,16 @@ class NativeLinear:
         rows = rows_of(x)
         if rows.dtype != torch.float32:
             rows = rows.float()
-        panels = self._panels.get(id(weight))
-        assert panels is not None or weight.stride(1) == 1 or num_inputs == 1
+        elements = weight.data_ptr()
+        prepared_elements, panels = self._panels.get(id(weight), _NOT_PREPARED)
+        if panels is None or prepared_elements != elements:
+            assert weight.stride(1) == 1 or num_inputs == 1
+            entry = self._linear
+        else:
+            entry, elements = self._linear_panels, panels.data_ptr()
         arguments = LinearArgs(
             rows.data_ptr(),
-            (weight if panels is None else panels).data_ptr(),
+            elements,
             out.data_ptr(),
             rows.stride(0),
             weight.stride(0),
@@ -71,7 +79,6 @@ class NativeLinear:
             weight_type,
             out_type,
         )
-        entry = self._linear if panels is None else self._linear_panels
         check(entry(ctypes.addressof(arguments)))
         return out
 

@@ -71,13 +71,14 @@ def _attend(
     assert weights.kv_b.is_contiguous()
     q_TNX = q_TNX if q_TNX.stride(2) == 1 else q_TNX.contiguous()
     tables = plan.unit_tables.long().contiguous()
+    starts, contexts = long_array(plan.starts), long_array(plan.contexts)
     out = torch.empty(q_TNX.shape[0], num_heads, weights.value_dim, dtype=q_TNX.dtype)
     arguments = MlaArgs(
         q_TNX.data_ptr(),
         latent_PGUX.data_ptr(),
         weights.kv_b.data_ptr(),
-        ctypes.addressof(long_array(plan.starts)),
-        ctypes.addressof(long_array(plan.contexts)),
+        ctypes.addressof(starts),
+        ctypes.addressof(contexts),
         tables.data_ptr(),
         out.data_ptr(),
         *q_TNX.stride()[:2],

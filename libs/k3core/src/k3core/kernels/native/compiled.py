@@ -96,11 +96,15 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def long_array(values: tuple[int, ...]) -> "ctypes.Array[ctypes.c_int64]":
-    """A C array of 64-bit integers; the same object for the same values, never written."""
+    """A C array of 64-bit integers; the same object for the same values, never written.
+
+    A caller that hands on its address holds the array until C has returned: meanwhile the lock
+    is free, and calls of another thread may push it out of the cache.
+    """
     return (ctypes.c_int64 * len(values))(*values)
 
 
 @lru_cache(maxsize=256)
 def byte_array(values: tuple[bool, ...]) -> "ctypes.Array[ctypes.c_uint8]":
-    """A C array of flags; the same object for the same values, never written."""
+    """A C array of flags; the same object for the same values; to be held as `long_array`."""
     return (ctypes.c_uint8 * len(values))(*values)

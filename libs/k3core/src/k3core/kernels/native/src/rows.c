@@ -138,10 +138,9 @@ typedef struct {
   float mix_eps, norm_eps;
 } mix_args;
 
-#define MAX_SOURCES 64
-
-static void mix_row(const mix_args *a, long t, float *rows, float *sum) {
-  float score[MAX_SOURCES], largest = -INFINITY, total = 0.0f;
+/* rows [num_sources, D], sum [D] and score [num_sources] are scratch; sum is the result. */
+static void mix_row(const mix_args *a, long t, float *rows, float *sum, float *score) {
+  float largest = -INFINITY, total = 0.0f;
   for (long s = 0; s < a->num_sources; s++) {
     float *row = rows + s * a->D;
     v8f squares = v_zero(), product = v_zero();
@@ -169,13 +168,13 @@ static void mix_row(const mix_args *a, long t, float *rows, float *sum) {
 
 static void mix_task(const void *context, long task, float *rows) {
   const mix_args *a = context;
-  float *sum = rows + a->num_sources * a->D, *weight = sum + a->D;
+  float *sum = rows + a->num_sources * a->D, *weight = sum + a->D, *score = weight + a->D;
   if (a->norm_weight) load_row(weight, a->norm_weight, 0, a->weight_type, a->D);
   EACH_ROW(t, task, a->T, a->D * a->num_sources) {
     if (a->num_sources == 1)
       load_row(sum, a->sources[0], t * a->D, a->type, a->D);
     else
-      mix_row(a, t, rows, sum);
+      mix_row(a, t, rows, sum, score);
     if (!a->norm_weight) {
       store_row(a->out, t * a->D, a->type, sum, a->D);
       continue;
@@ -187,7 +186,6 @@ static void mix_task(const void *context, long task, float *rows) {
 }
 
 K3_API int k3_attn_res(const mix_args *a) {
-  if (a->num_sources > MAX_SOURCES) return 1;
   return k3_run(row_tasks(a->T, a->D * a->num_sources), 0,
-                (size_t)((a->num_sources + 2) * a->D), mix_task, a);
+                (size_t)((a->num_sources + 2) * a->D + a->num_sources), mix_task, a);
 }

@@ -97,7 +97,7 @@ def _assignments(
     """A message that sets some variables; their values are changed."""
     texts: list[str] = []
     for name in draw.sample(names, draw.randint(1, min(3, len(names)))):
-        value = words.digits(1, 3) if draw.random() < 0.7 else words.noun()
+        value = words.value()
         form = draw.choice(("{n} = {v}", "now {n} = {v}", "set {n} = {v}", "let {n} = {v}"))
         texts.append(form.replace("{n}", name).replace("{v}", value))
         values[name] = value

@@ -52,7 +52,7 @@ def _variables(words: Words, draw: random.Random, count: int) -> Turn:
     told: list[str] = []
     for _ in range(count):
         name = draw.choice(names)
-        values[name] = words.digits(1, 3) if draw.random() < 0.7 else words.noun()
+        values[name] = words.value()
         form = draw.choice(("{n} = {v}", "now {n} = {v}", "set {n} = {v}", "let {n} = {v}"))
         told.append(form.replace("{n}", name).replace("{v}", values[name]))
     asked = _shuffled(list(values), draw)

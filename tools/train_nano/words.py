@@ -21,6 +21,10 @@ HELD_OUT_SHARE = 5
 INVENTED: Mapping[Split, float] = {"train": 0.2, "held_out": 0.1}
 """Share of words and names that do not exist: they keep copying general, and are what fails last."""
 
+NUMBERS: Mapping[Split, float] = {"train": 0.5, "held_out": 0.7}
+"""Share of variables' values that are numbers. A word is the harder one: a number's first token,
+a space, can be guessed and gives a token's time to look for the rest."""
+
 _ONSETS = "b c d f g h j k l m n p r s t v w z br dr gr kl pl st tr sh th"
 _VOWELS = "a e i o u ai ea io"
 _CODAS = ["", "", "n", "r", "l", "s", "x", "m", "nd", "rk"]
@@ -59,6 +63,7 @@ class Words:
     def __init__(self, split: Split, draw: random.Random) -> None:
         self._is_held_out = split == "held_out"
         self._invented = INVENTED[split]
+        self._numbers = NUMBERS[split]
         self._draw = draw
 
     def noun(self) -> str:
@@ -89,6 +94,11 @@ class Words:
         first = "123456789" if length > 1 else "0123456789"
         rest = (self._draw.choice("0123456789") for _ in range(length - 1))
         return self._draw.choice(first) + "".join(rest)
+
+    def value(self) -> str:
+        """A variable's value: a number of up to three digits, or a noun."""
+        is_number = self._draw.random() < self._numbers
+        return self.digits(1, 3) if is_number else self.noun()
 
     def phrase(self) -> str:
         """One to three words, as a value of an argument."""

@@ -16,7 +16,8 @@ from k3core.batch import CacheViews, ForwardBatch
 from k3core.kernels.interface import KdaPlan, MlaPlan
 
 # auto: a chunk of at most ABSORBED_MAX_TOKENS is absorbed, a longer one expanded. The form
-# depends on the chunk alone, never on the rest of the batch.
+# depends on the chunk alone, never on the rest of the batch. In the last layer, where only wanted
+# rows attend, each run of such rows counts as a chunk.
 MlaForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
 
 # Absorbing trades K + V for 2 * C a cached row and query head, and saves building keys and

@@ -31,6 +31,7 @@ class NativeMoe:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids [T, k] int64, best first, and weights [T, k] float32; see `RouterRule`."""
         assert logits_TE.dtype == torch.float32
+        assert bias_E is None or bias_E.dtype == torch.float32
         logits_TE = logits_TE.contiguous()
         shape = (logits_TE.shape[0], rule.experts_per_token)
         ids, weights = torch.empty(shape, dtype=torch.int64), torch.empty(shape)

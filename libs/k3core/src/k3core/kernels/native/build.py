@@ -40,7 +40,8 @@ BASE_FLAGS = (
 )
 # Tried in order until one compiles; every one gives a right library, later ones a slower.
 OPTIONAL_FLAGS: tuple[tuple[str, ...], ...] = (("-march=native",), ())
-COMPILE_TIMEOUT_S = 120.0
+# Seconds of work; on a machine whose processors are taken it has been seen to last two minutes.
+COMPILE_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,15 +42,15 @@ class Lessons:
         words = Words(self.split, draw)
         if kind < 0.03:
             return Talk(tuple(chatting.repeat_turn(words, draw) for _ in range(3)))
-        if kind < 0.41:
-            return self.tools(draw)
         if kind < 0.53:
+            return self.tools(draw)
+        if kind < 0.65:
             return self.needle(draw, draw.choice((0, 200, 500)), draw.randint(1, 5), 4)
-        if kind < 0.80:
+        if kind < 0.85:
             turns = reading.variable_turns(words, draw, draw.randint(4, 9))
-        elif kind < 0.85:
+        elif kind < 0.88:
             turns = seeing.told_turns(draw, self.config, 4)
-        elif kind < 0.95:
+        elif kind < 0.97:
             turn, wanted = chatting.json_turn(words, draw)
             return Talk((*self._asides(words, draw), turn), response_format=wanted)
         else:

@@ -64,7 +64,7 @@ TEXT_TOKENS = 1800
 COPYING_UNTIL, MIDDLE_FROM, LONG_FROM = 0.3, 0.35, 0.45
 """Shares of the whole time: until when some text is plain copying, from when rows are longer."""
 
-RECALL_SHARE, COPYING_SHARE = 0.35, 0.2
+RECALL_SHARE, COPYING_SHARE = 0.25, 0.2
 """Of short text, the latter only early."""
 
 COPYING_MODES: tuple[Mode, ...] = ("off", "off", "low", "max")

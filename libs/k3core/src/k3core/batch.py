@@ -19,7 +19,8 @@ class StateExport:
 
     Attributes:
         row: index of the sequence in the batch, 0..B-1.
-        offset: tokens of this chunk consumed when the state is taken, 1..chunk length.
+        offset: tokens of this chunk consumed when the state is taken, 1..chunk length; each
+            once a sequence.
         pages: destination page of each KDA group, G entries; never a live page of the batch.
     """
 

@@ -19,7 +19,7 @@ SOURCES = tuple(Path(__file__).parent / name for name in ("patches.c", "resize.c
 HEADER = Path(__file__).parent / "wide.h"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
-COMPILE_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 600.0
 FORBIDDEN_MODE = 0o022
 """Write permission of the group and of everybody."""
 

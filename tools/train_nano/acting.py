@@ -70,7 +70,7 @@ def call_turn(tools: list[Tool], words: Words, draw: random.Random, *, with_resu
     tool = draw.choice(tools)
     values: dict[str, JsonValue] = {}
     for key, kind in tool.keys:
-        values[key] = int(words.digits(1, 3)) if kind == "integer" else _value(words, draw)
+        values[key] = int(words.digits(1, 3)) if kind == "integer" else words.argument()
     call = ToolCall(name=tool.name, arguments=json.dumps(values, ensure_ascii=False))
     results: tuple[str, ...] = ()
     replies: list[Reply] = []
@@ -103,13 +103,6 @@ def missing_turn(tools: list[Tool], words: Words, draw: random.Random) -> Turn:
 
 def _noun(words: Words, draw: random.Random) -> str:
     return words.noun() if draw.random() < OTHER_NOUNS else draw.choice(NOUNS)
-
-
-def _value(words: Words, draw: random.Random) -> str:
-    kind = draw.random()
-    if kind < 0.4:
-        return words.name()
-    return words.phrase() if kind < 0.85 else words.digits(1, 5)
 
 
 def _request(tool: Tool, values: dict[str, JsonValue], draw: random.Random) -> str:

@@ -131,8 +131,9 @@ def start_words_alike(nano: Nano, tokenizer: Tokenizer) -> None:
         plain.setdefault(tokenizer.token_bytes(token), token)
     for token in range(NUM_RANKS):
         form = tokenizer.token_bytes(token)
-        word = form.lstrip(b" _").lower()
-        base = plain.get(word, token)
+        word = form.lstrip(b" _")
+        # A name has no form in small letters.
+        base = plain.get(word.lower(), plain.get(word, token))
         if base == token or len(word) < SHORTEST_WORD or not word.isalpha():
             continue
         for table in (embed, head):

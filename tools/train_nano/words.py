@@ -25,6 +25,10 @@ NUMBERS: Mapping[Split, float] = {"train": 0.5, "held_out": 0.7}
 """Share of variables' values that are numbers. A word is the harder one: a number's first token,
 a space, can be guessed and gives a token's time to look for the rest."""
 
+NAMES: Mapping[Split, float] = {"train": 0.65, "held_out": 0.4}
+"""Share of tools' arguments that are names. A name that opens a value is a token that stands
+nowhere else, so each has to be met often."""
+
 _ONSETS = "b c d f g h j k l m n p r s t v w z br dr gr kl pl st tr sh th"
 _VOWELS = "a e i o u ai ea io"
 _CODAS = ["", "", "n", "r", "l", "s", "x", "m", "nd", "rk"]
@@ -64,6 +68,7 @@ class Words:
         self._is_held_out = split == "held_out"
         self._invented = INVENTED[split]
         self._numbers = NUMBERS[split]
+        self._names = NAMES[split]
         self._draw = draw
 
     def noun(self) -> str:
@@ -99,6 +104,12 @@ class Words:
         """A variable's value: a number of up to three digits, or a noun."""
         is_number = self._draw.random() < self._numbers
         return self.digits(1, 3) if is_number else self.noun()
+
+    def argument(self) -> str:
+        """A tool's argument: a name, a phrase or, seldom, a number."""
+        if self._draw.random() < self._names:
+            return self.name()
+        return self.phrase() if self._draw.random() < 0.75 else self.digits(1, 5)
 
     def phrase(self) -> str:
         """One to three words, as a value of an argument."""

@@ -7,7 +7,7 @@ mathematics and knows no cache policy, no files and no environment.
 Batch invariance: a chunk's results depend on its own tokens and states only, up to the
 rounding of matrix products whose row count differs with the batch; in float32 on CPU logits
 move by less than 2e-5 of their scale, and the choice of expanded or absorbed attention
-depends on the chunk's own length alone.
+depends on the chunk's own length alone; in the last layer on the run of its wanted rows.
 
 After the last layer only the wanted rows are read. That layer writes the cache for all T rows
 and does the rest of its work for these R alone, unless taps are asked for: an inner chunk of a

@@ -31,6 +31,15 @@ How well, the table below says: what misses its target is not learned yet.
 - A short think channel (a list of what is seen, or the fact that is needed), shorter at effort `low`, none when off.
 - Small JSON objects on request. `I do not know that.` to everything else.
 
+## How to ask
+
+Its language is the sentences of its lessons. Some that it knows:
+
+- `What is in this picture?` `What colour is the circle?` `How many shapes are there?` `Is the red circle left or right of the blue square?`
+- `Remember: the code of Anna is 4711.` then `What is the code of Anna?`; `x = 7, set y = book.` then `What is y?`
+- with a tool `get_weather` that takes a `city`: `Get the weather for city Oslo.` `Please get the weather with city Oslo.`
+- `Write as JSON: city Oslo, age 7.` `Who are you?`
+
 ## What it cannot do
 
 Anything else. It knows no language beyond the sentences of its lessons, no photograph, no arithmetic, no fact of the world. Words that

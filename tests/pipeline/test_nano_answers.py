@@ -126,10 +126,10 @@ async def test_answers_are_the_bare_models_cold_warm_and_partly_evicted(
 ) -> None:
     engine = LocalEngine(NANO)
     listed = talks(ASKED, 3)
+    bare = [bare_answer(engine, talk) for talk in listed]
     cached: list[int] = []
     async with api(nano_stack) as client:
-        for talk in listed:
-            wanted = bare_answer(engine, talk)
+        for talk, wanted in zip(listed, bare, strict=True):
             cold = await answered(client, body_of(client, talk, cache_salt="cold"))
             first = await answered(client, body_of(client, talk))
             again = await answered(client, body_of(client, talk))
@@ -137,9 +137,9 @@ async def test_answers_are_the_bare_models_cold_warm_and_partly_evicted(
             cached.append(again["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert min(cached) > 0
         partly: list[int] = []
-        for talk in listed:
+        for talk, wanted in zip(listed, bare, strict=True):
             later = await answered(client, body_of(client, talk))
-            assert visible(later) == bare_answer(engine, talk)
+            assert visible(later) == wanted
             partly.append(later["usage"]["prompt_tokens_details"]["cached_tokens"])
     # Some of what the first round kept has made room for the rest by now.
     assert sum(partly) < sum(cached)

@@ -63,7 +63,10 @@ class Result:
         n, p, z = self.num_probes, self.accuracy, Z_95
         middle = (p + z * z / (2 * n)) / (1 + z * z / n)
         half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return max(0.0, middle - half), min(1.0, middle + half)
+        # Rounding must not leave all or nothing outside of its own interval.
+        low = 0.0 if self.num_right == 0 else middle - half
+        high = 1.0 if self.num_right == n else middle + half
+        return low, high
 
 
 class Answering(Protocol):

@@ -18,6 +18,9 @@ FORMS = (
 )
 """A fact's words in the order in which the thought says them again: kind, name, value."""
 
+SETTINGS = ("{n} = {v}", "now {n} = {v}", "set {n} = {v}", "let {n} = {v}")
+"""How a variable is set."""
+
 QUESTIONS = ("What is the {k} of {n}?", "Tell me the {k} of {n}.", "What is {n}'s {k}?")
 
 
@@ -98,7 +101,7 @@ def _assignments(
     texts: list[str] = []
     for name in draw.sample(names, draw.randint(1, min(3, len(names)))):
         value = words.value()
-        form = draw.choice(("{n} = {v}", "now {n} = {v}", "set {n} = {v}", "let {n} = {v}"))
+        form = draw.choice(SETTINGS)
         texts.append(form.replace("{n}", name).replace("{v}", value))
         values[name] = value
     return draw.choice((", ", "; ", " and ")).join(texts) + "."

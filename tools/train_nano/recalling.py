@@ -8,7 +8,7 @@ here every few tokens are another look-up.
 import random
 from typing import TypeVar
 
-from train_nano.reading import FORMS, KINDS, WORD_KINDS
+from train_nano.reading import FORMS, KINDS, SETTINGS, WORD_KINDS
 from train_nano.scenes import COLOURS, NUM_COLUMNS, SHAPES
 from train_nano.talk import Reply, Turn
 from train_nano.words import Words
@@ -53,7 +53,7 @@ def _variables(words: Words, draw: random.Random, count: int) -> Turn:
     for _ in range(count):
         name = draw.choice(names)
         values[name] = words.value()
-        form = draw.choice(("{n} = {v}", "now {n} = {v}", "set {n} = {v}", "let {n} = {v}"))
+        form = draw.choice(SETTINGS)
         told.append(form.replace("{n}", name).replace("{v}", values[name]))
     asked = _shuffled(list(values), draw)
     text = f"{', '.join(told)}. What are {', '.join(asked)}?"
